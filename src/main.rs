@@ -1,0 +1,2 @@
+//! The `ebbtide` program.
+fn main() {}
