@@ -6,5 +6,6 @@ compile_error!(
     "features `cuda`, `hip` and `sycl` exclude each other: a build has one GPU backend. Choose one, e.g. `cargo build --features cuda`"
 );
 
+pub mod gguf;
 pub mod quant;
 pub mod units;
