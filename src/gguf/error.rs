@@ -86,7 +86,11 @@ pub enum GgufError {
     #[error("{file}: key {key:?} is {found}, {wanted} is wanted: convert the model again or take another file")]
     WrongType { file: String, key: String, found: String, wanted: &'static str },
     /// A number does not fit the type that its use needs. `index` is the place in an array.
-    #[error("{file}: key {key:?}{}: {found} does not fit, {wanted} is wanted: convert the model again or take another file", at_index(*.index))]
+    #[error(
+        "{file}: key {key:?}{}: {found} does not fit, {wanted} is wanted: \
+         convert the model again or take another file",
+        at_index(*.index)
+    )]
     OutOfRange { file: String, key: String, index: Option<usize>, found: i128, wanted: &'static str },
     /// An array that should have one value a layer has another length.
     #[error(
@@ -102,12 +106,14 @@ pub enum GgufError {
     ZeroDimension { file: String, tensor: String, dimension: u32 },
     /// The product of the dimensions, or the bytes it needs, exceeds 64 bits.
     #[error(
-        "{file}: tensor {tensor:?} with dimensions {dimensions:?} is larger than 2^64 bytes: the file is damaged or forged, download it again"
+        "{file}: tensor {tensor:?} with dimensions {dimensions:?} is larger than 2^64 bytes: \
+         the file is damaged or forged, download it again"
     )]
     DimensionOverflow { file: String, tensor: String, dimensions: Vec<u64> },
     /// A type number that this engine does not read.
     #[error(
-        "{file}: tensor {tensor:?} has element type {id} ({type_name}), which is not supported: take a file in another quantisation, e.g. Q4_K_M"
+        "{file}: tensor {tensor:?} has element type {id} ({type_name}), which is not supported: \
+         take a file in another quantisation, e.g. Q4_K_M"
     )]
     UnsupportedType { file: String, tensor: String, id: u32, type_name: &'static str },
     /// Rows that are not whole blocks.
@@ -118,7 +124,8 @@ pub enum GgufError {
     PartialBlock { file: String, tensor: String, row_len: u64, type_name: String, block_len: usize },
     /// A data offset that the file's alignment does not divide.
     #[error(
-        "{file}: tensor {tensor:?} has offset {offset}, which is no multiple of the alignment {alignment}: the file is damaged, download it again"
+        "{file}: tensor {tensor:?} has offset {offset}, which is no multiple of the alignment {alignment}: \
+         the file is damaged, download it again"
     )]
     Misaligned { file: String, tensor: String, offset: u64, alignment: u32 },
     /// Two tensors that share bytes.
@@ -129,7 +136,8 @@ pub enum GgufError {
     Overlap { file: String, first: String, first_end: u64, second: String, second_offset: u64 },
     /// One tensor name twice, in one file or in two shards.
     #[error(
-        "{file}: tensor {tensor:?} occurs twice (again as number {index}): shards of two models are mixed or the file is damaged; download it again"
+        "{file}: tensor {tensor:?} occurs twice (again as number {index}): \
+         shards of two models are mixed or the file is damaged; download it again"
     )]
     DuplicateTensor { file: String, tensor: String, index: u64 },
 
@@ -150,7 +158,8 @@ pub enum GgufError {
     ShardMismatch { file: String, key: &'static str, found: u64, wanted: u64 },
     /// A shard of several under a name that does not say so.
     #[error(
-        "{file}: is shard {number} of {count}, but its name does not end in -{number:05}-of-{count:05}.gguf: restore the name so that the others are found"
+        "{file}: is shard {number} of {count}, but its name does not end in -{number:05}-of-{count:05}.gguf: \
+         restore the name so that the others are found"
     )]
     RenamedShard { file: String, number: u64, count: u64 },
 }
