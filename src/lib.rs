@@ -8,4 +8,5 @@ compile_error!(
 
 pub mod gguf;
 pub mod quant;
+pub mod tokenizer;
 pub mod units;
