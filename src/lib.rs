@@ -6,7 +6,9 @@ compile_error!(
     "features `cuda`, `hip` and `sycl` exclude each other: a build has one GPU backend. Choose one, e.g. `cargo build --features cuda`"
 );
 
+pub mod cli;
 pub mod gguf;
 pub mod quant;
+pub mod settings;
 pub mod tokenizer;
 pub mod units;

@@ -1,0 +1,601 @@
+//! Settings with a meaning: what one call of the program shall do, checked as a whole.
+//!
+//! Owns the rules about settings that do not go together and the list of what this version does not carry out yet
+//! ([`NOT_YET`]): nothing that was asked for is silently left out. All refusals of a call come in one message, before anything is
+//! loaded; each names what clashes, why, and the way out. The results are plain data without a trace of the parser.
+
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+use super::args::{CommandArgs, EngineArgs, ModelArgs, OutputArgs, SamplingArgs};
+use super::exit::{Classified, ExitStatus};
+use super::not_yet::NOT_YET;
+use super::sources::{Resolved, Setting, Settings};
+use super::tokens;
+use crate::settings::{AliasThreshold, BlockSetting, ChunkSetting, ContextSetting, EngineSettings, SamplingSettings, TokenSource};
+use crate::units::Bytes;
+
+/// A checked call.
+#[derive(Debug)]
+pub struct Config {
+    /// What to do.
+    pub command: Command,
+    /// One JSON object on stdout, instead of text.
+    pub json: bool,
+    /// More on stderr.
+    pub verbose: bool,
+    /// What has no effect, or looks like a mistake; each ends in what to do.
+    pub warnings: Vec<String>,
+    /// The same as text, with the place of each value.
+    pub settings: Settings,
+    /// The configuration file that was read.
+    pub file: Option<PathBuf>,
+}
+
+/// The commands, with all that each needs.
+#[derive(Debug, PartialEq)]
+pub enum Command {
+    /// Run the bundled model.
+    Demo(DemoConfig),
+    /// Read a prompt, write on.
+    Run(RunConfig),
+    /// Print the memory plan.
+    Plan(PlanConfig),
+    /// Write logits to a file.
+    Logits(LogitsConfig),
+    /// Measure the loss on a text.
+    Perplexity(PerplexityConfig),
+    /// Text to tokens.
+    Tokenize(TokenizeConfig),
+    /// Tokens to text.
+    Detokenize(DetokenizeConfig),
+    /// Print the settings.
+    ShowConfig,
+}
+
+/// What `demo` needs.
+#[derive(Debug, PartialEq)]
+pub struct DemoConfig {
+    /// Of the engine.
+    pub engine: EngineSettings,
+    /// Of the sampler.
+    pub sampling: SamplingSettings,
+}
+
+/// What `run` needs.
+#[derive(Debug, PartialEq)]
+pub struct RunConfig {
+    /// A GGUF file.
+    pub model: PathBuf,
+    /// What is read.
+    pub prompt: PromptSource,
+    /// Tokens written at most; `None`: to the end of the text or of the context.
+    pub tokens_max: Option<u32>,
+    /// Write on when the model ends its text.
+    pub ignore_eos: bool,
+    /// The prompt goes through the chat template.
+    pub chat: bool,
+    /// Of the engine.
+    pub engine: EngineSettings,
+    /// Of the sampler.
+    pub sampling: SamplingSettings,
+}
+
+/// What `plan` needs.
+#[derive(Debug, PartialEq)]
+pub struct PlanConfig {
+    /// A GGUF file.
+    pub model: PathBuf,
+    /// Of the engine.
+    pub engine: EngineSettings,
+}
+
+/// What `logits` needs.
+#[derive(Debug, PartialEq)]
+pub struct LogitsConfig {
+    /// A GGUF file.
+    pub model: PathBuf,
+    /// Rows of the matrix.
+    pub tokens: TokenSource,
+    /// A NumPy file.
+    pub output: PathBuf,
+    /// Of the engine.
+    pub engine: EngineSettings,
+}
+
+/// What `perplexity` needs.
+#[derive(Debug, PartialEq)]
+pub struct PerplexityConfig {
+    /// A GGUF file.
+    pub model: PathBuf,
+    /// What is predicted.
+    pub corpus: PromptSource,
+    /// Tokens of one piece, at least two.
+    pub piece_tokens: u32,
+    /// Pieces read at most.
+    pub pieces_max: Option<u32>,
+    /// Of the engine.
+    pub engine: EngineSettings,
+}
+
+/// What `tokenize` needs.
+#[derive(Debug, PartialEq)]
+pub struct TokenizeConfig {
+    /// A GGUF file.
+    pub model: PathBuf,
+    /// Text, never tokens.
+    pub text: PromptSource,
+}
+
+/// What `detokenize` needs.
+#[derive(Debug, PartialEq)]
+pub struct DetokenizeConfig {
+    /// A GGUF file.
+    pub model: PathBuf,
+    /// What is turned into text.
+    pub tokens: TokenSource,
+}
+
+/// Where a prompt comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PromptSource {
+    /// Written out.
+    Text(String),
+    /// In a file of text.
+    File(PathBuf),
+    /// As token numbers.
+    Tokens(TokenSource),
+}
+
+/// Settings that cannot be carried out, all of one call.
+#[derive(Debug, PartialEq, Eq, Error)]
+#[error("{}", .0.join("\n"))]
+pub struct Refused(pub Vec<String>);
+
+impl Classified for Refused {
+    fn exit_status(&self) -> ExitStatus {
+        ExitStatus::Usage
+    }
+}
+
+/// Turns what was said into what is to be done.
+///
+/// # Errors
+/// With every refusal at once.
+pub fn check(resolved: Resolved) -> Result<Config, Refused> {
+    let Resolved { cli, settings, file, warnings } = resolved;
+    let mut checker = Checker { settings: &settings, refusals: Vec::new(), warnings };
+    checker.refuse_what_is_to_come();
+    let (command, output) = checker.command(cli.command);
+    let Checker { refusals, warnings, .. } = checker;
+    match command {
+        Some(command) if refusals.is_empty() => {
+            Ok(Config { command, json: output.json, verbose: output.verbose, warnings, settings, file })
+        }
+        _ => Err(Refused(refusals)),
+    }
+}
+
+/// Collects refusals. A part that cannot be made is `None`, and then a refusal says why.
+struct Checker<'a> {
+    settings: &'a Settings,
+    refusals: Vec<String>,
+    warnings: Vec<String>,
+}
+
+impl Checker<'_> {
+    /// The setting as a message shows it, with its value and place.
+    fn shown(&self, name: &str) -> String {
+        self.settings.get(name).map_or_else(|| format!("--{name}"), Setting::to_string)
+    }
+
+    fn refuse_what_is_to_come(&mut self) {
+        for later in NOT_YET {
+            let Some(setting) = self.settings.get(later.flag) else { continue };
+            let accepted = |value: &str| later.accepts.contains(&value);
+            if setting.value.as_deref().is_some_and(|value| !value.to_str().is_some_and(accepted)) {
+                self.refusals.push(format!("{setting} is not in this version: {}", later.reason));
+            }
+        }
+    }
+
+    fn command(&mut self, args: CommandArgs) -> (Option<Command>, OutputArgs) {
+        match args {
+            CommandArgs::Demo(args) => {
+                let engine = self.engine(&args.engine);
+                (Some(Command::Demo(DemoConfig { engine, sampling: sampling(&args.sampling) })), args.engine.output)
+            }
+            CommandArgs::Run(args) => {
+                let engine = self.engine(&args.engine);
+                let model = self.model(args.model);
+                let text = args.text;
+                let prompt = self.prompt(&["prompt", "prompt-file", "tokens"], text.prompt, text.prompt_file, text.tokens);
+                if text.chat && matches!(prompt, Some(PromptSource::Tokens(_))) {
+                    let (chat, tokens) = (self.shown("chat"), self.shown("tokens"));
+                    self.refusals.push(format!(
+                        "{chat} with {tokens}: the chat template makes text, and token numbers are past that. Leave one of them out"
+                    ));
+                }
+                let config = model.zip(prompt).map(|(model, prompt)| RunConfig {
+                    model,
+                    prompt,
+                    tokens_max: text.max_tokens.map(narrowed),
+                    ignore_eos: text.ignore_eos,
+                    chat: text.chat,
+                    engine,
+                    sampling: sampling(&args.sampling),
+                });
+                (config.map(Command::Run), args.engine.output)
+            }
+            CommandArgs::Plan(args) => {
+                let engine = self.engine(&args.engine);
+                (self.model(args.model).map(|model| Command::Plan(PlanConfig { model, engine })), args.engine.output)
+            }
+            CommandArgs::Logits(args) => {
+                self.refuse_alias(&args.engine, "logits");
+                let engine = self.engine(&args.engine);
+                let model = self.model(args.model);
+                let tokens = self.tokens(&["tokens"], args.tokens);
+                let output = self.needed(args.output, "the file to write: -o FILE.npy");
+                let config = model.zip(tokens).zip(output);
+                let config = config.map(|((model, tokens), output)| LogitsConfig { model, tokens, output, engine });
+                (config.map(Command::Logits), args.engine.output)
+            }
+            CommandArgs::Perplexity(args) => {
+                self.refuse_alias(&args.engine, "perplexity");
+                let engine = self.engine(&args.engine);
+                let piece_tokens = narrowed(args.piece);
+                self.refuse_long_piece(piece_tokens, engine.ctx);
+                let model = self.model(args.model);
+                let corpus = self.prompt(&["text", "tokens"], None, args.text, args.tokens);
+                let pieces_max = args.pieces.map(narrowed);
+                let config = model.zip(corpus);
+                let config = config.map(|(model, corpus)| PerplexityConfig { model, corpus, piece_tokens, pieces_max, engine });
+                (config.map(Command::Perplexity), args.engine.output)
+            }
+            CommandArgs::Tokenize(args) => {
+                let model = self.model(args.model);
+                let text = self.prompt(&["TEXT", "prompt", "prompt-file"], args.input.or(args.prompt), args.prompt_file, None);
+                (model.zip(text).map(|(model, text)| Command::Tokenize(TokenizeConfig { model, text })), args.output)
+            }
+            CommandArgs::Detokenize(args) => {
+                let model = self.model(args.model);
+                let tokens = self.tokens(&["LIST|@FILE", "tokens"], args.input.or(args.tokens));
+                (model.zip(tokens).map(|(model, tokens)| Command::Detokenize(DetokenizeConfig { model, tokens })), args.output)
+            }
+            CommandArgs::Config(args) => {
+                self.engine(&args.engine);
+                (Some(Command::ShowConfig), args.engine.output)
+            }
+        }
+    }
+
+    fn needed<T>(&mut self, value: Option<T>, what: &str) -> Option<T> {
+        if value.is_none() {
+            self.refusals.push(format!("missing: {what}"));
+        }
+        value
+    }
+
+    fn model(&mut self, args: ModelArgs) -> Option<PathBuf> {
+        self.needed(args.model, "the model: -m FILE, EBBTIDE_MODEL, or `model` in the configuration file")
+    }
+
+    /// The one of several settings that holds. A flag typed for this call goes before what a file says of all calls; two of one
+    /// place clash.
+    fn choose(&mut self, names: &[&str]) -> Option<&Setting> {
+        let settings = self.settings;
+        let said: Vec<&Setting> = names.iter().filter_map(|name| settings.said(name)).collect();
+        let best = said.iter().copied().reduce(|best, other| if other.source.wins_over(&best.source) { other } else { best });
+        let Some(best) = best else {
+            let all = names.iter().map(|name| self.shown(name).replace(" (default)", "")).collect::<Vec<_>>().join(" or ");
+            self.refusals.push(format!("missing: one of {all}"));
+            return None;
+        };
+        let rival = said.into_iter().find(|other| other.name != best.name && !best.source.wins_over(&other.source));
+        if let Some(rival) = rival {
+            self.refusals.push(format!("{best} with {rival}: both say what to read. Leave one of them out"));
+            return None;
+        }
+        Some(best)
+    }
+
+    fn prompt(&mut self, names: &[&str], text: Option<String>, file: Option<PathBuf>, tokens: Option<String>) -> Option<PromptSource> {
+        let chosen = self.choose(names)?.name.clone();
+        match chosen.as_str() {
+            "tokens" => self.parsed_tokens("tokens", &tokens?).map(PromptSource::Tokens),
+            "text" | "prompt-file" => file.map(PromptSource::File),
+            _ => text.map(PromptSource::Text),
+        }
+    }
+
+    fn tokens(&mut self, names: &[&str], written: Option<String>) -> Option<TokenSource> {
+        let chosen = self.choose(names)?.name.clone();
+        self.parsed_tokens(&chosen, &written?)
+    }
+
+    fn parsed_tokens(&mut self, name: &str, written: &str) -> Option<TokenSource> {
+        match tokens::parse_source(written) {
+            Ok(source) => Some(source),
+            Err(error) => {
+                let flag = if self.settings.get(name).is_some_and(Setting::is_flag) { "--" } else { "" };
+                self.refusals.push(format!("{flag}{name}: {error}"));
+                None
+            }
+        }
+    }
+
+    fn refuse_alias(&mut self, args: &EngineArgs, command: &str) {
+        if args.prompt.prefill_head_alias {
+            let alias = self.shown("prefill-head-alias");
+            self.refusals.push(format!(
+                "{alias} with {command}: every row of {command} needs the output head, so its VRAM cannot be lent. \
+                 Leave the flag out, or write --prefill-head-alias=false"
+            ));
+        }
+    }
+
+    fn refuse_long_piece(&mut self, piece_tokens: u32, ctx: ContextSetting) {
+        if let ContextSetting::Tokens(tokens) = ctx {
+            if piece_tokens > tokens {
+                let (piece, ctx) = (self.shown("piece"), self.shown("ctx"));
+                self.refusals.push(format!("{piece} with {ctx}: a piece is longer than the context. Lower --piece or raise --ctx"));
+            }
+        }
+    }
+
+    fn engine(&mut self, args: &EngineArgs) -> EngineSettings {
+        self.refuse_unequal_block(args);
+        self.refuse_large_reserve(args);
+        self.warn_of_no_effect(args);
+        let EngineArgs { memory, prompt, general, .. } = args;
+        EngineSettings {
+            vram: Bytes::mib(memory.vram_mib),
+            vram_reserve: memory.vram_reserve_mib.map(Bytes::mib),
+            pin: memory.pin_mib.map(Bytes::mib),
+            ctx: memory.ctx,
+            kv: memory.kv,
+            expert_cache: memory.expert_cache,
+            chunk: prompt.prefill,
+            head_alias: prompt.prefill_head_alias,
+            alias_min_tokens: prompt.alias_min_tokens,
+            refill: prompt.refill,
+            activations: general.activations,
+            deterministic: general.deterministic,
+            threads: general.threads.map_or_else(processors, narrowed),
+            device: general.device,
+        }
+    }
+
+    fn refuse_unequal_block(&mut self, args: &EngineArgs) {
+        let BlockSetting::Tokens(block) = args.prompt.prefill_block else { return };
+        if args.prompt.prefill == ChunkSetting::Tokens(block) {
+            return;
+        }
+        let (block_shown, chunk_shown) = (self.shown("prefill-block"), self.shown("prefill"));
+        self.refusals.push(format!(
+            "{block_shown} with {chunk_shown}: in this version a block is one chunk. Write --prefill {block}, or leave \
+             --prefill-block at auto"
+        ));
+    }
+
+    fn refuse_large_reserve(&mut self, args: &EngineArgs) {
+        if args.memory.vram_reserve_mib.is_some_and(|reserve| reserve >= args.memory.vram_mib) {
+            let (reserve, vram) = (self.shown("vram-reserve-mib"), self.shown("vram-mib"));
+            self.refusals.push(format!(
+                "{reserve} with {vram}: the reserve leaves nothing of the limit. Lower --vram-reserve-mib or raise --vram-mib"
+            ));
+        }
+    }
+
+    fn warn_of_no_effect(&mut self, args: &EngineArgs) {
+        if args.prompt.alias_min_tokens != AliasThreshold::Auto && !args.prompt.prefill_head_alias {
+            let threshold = self.shown("alias-min-tokens");
+            self.warnings.push(format!("{threshold} has no effect without --prefill-head-alias: add that, or leave this out"));
+        }
+        if let (ChunkSetting::Tokens(chunk), ContextSetting::Tokens(tokens)) = (args.prompt.prefill, args.memory.ctx) {
+            if chunk > tokens {
+                let (chunk, ctx) = (self.shown("prefill"), self.shown("ctx"));
+                self.warnings.push(format!("{chunk} is more than {ctx}: no prompt fills such a chunk. Lower --prefill"));
+            }
+        }
+    }
+}
+
+/// One thread for each processor that this process may use.
+fn processors() -> u32 {
+    std::thread::available_parallelism().map_or(1, |count| u32::try_from(count.get()).unwrap_or(u32::MAX))
+}
+
+fn narrowed(number: u64) -> u32 {
+    u32::try_from(number).expect("the flag's bounds fit 32 bits")
+}
+
+fn sampling(args: &SamplingArgs) -> SamplingSettings {
+    SamplingSettings {
+        temperature: args.temp,
+        top_k: args.top_k.map(narrowed),
+        top_p: args.top_p,
+        min_p: args.min_p,
+        seed: args.seed,
+        repeat_penalty: args.repeat_penalty,
+        presence_penalty: args.presence_penalty,
+        frequency_penalty: args.frequency_penalty,
+        penalty_last_n: args.penalty_last_n.map(narrowed),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ffi::OsString;
+
+    use super::*;
+    use crate::cli::sources::{Environment, resolve};
+    use crate::settings::{Activations, KvType};
+
+    fn checked(line: &str, environment: &[(&str, &str)]) -> Result<Config, Refused> {
+        let words: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
+        let environment: Environment = environment.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
+        check(resolve(&words, &environment).expect(line))
+    }
+
+    fn refusals(line: &str) -> Vec<String> {
+        checked(line, &[]).expect_err(line).0
+    }
+
+    fn command(line: &str) -> Command {
+        checked(line, &[]).expect(line).command
+    }
+
+    #[test]
+    fn defaults_are_those_of_the_engine() {
+        let Command::Plan(plan) = command("ebbtide plan -m m.gguf") else { panic!("a plan was asked for") };
+        assert_eq!(plan.engine, EngineSettings { threads: processors(), ..EngineSettings::default() });
+        let Command::Logits(logits) = command("ebbtide logits -m m.gguf --tokens 1,2 -o o.npy") else { panic!("logits") };
+        assert_eq!((logits.engine.kv, logits.engine.activations), (KvType::F32, Activations::F32));
+        assert_eq!(logits.tokens, TokenSource::List(vec![1, 2]));
+    }
+
+    #[test]
+    fn every_setting_reaches_the_engine() {
+        let line = "ebbtide plan -m m.gguf --vram-mib 4000 --vram-reserve-mib 100 --pin-mib 0 --ctx 2048 --kv q8_0 --expert-cache 40 \
+            --prefill 512 --prefill-block 512 --prefill-head-alias --alias-min-tokens 0 --refill strict --activations f32 \
+            --deterministic --threads 3 --device host --spec 0 --draft off";
+        let Command::Plan(plan) = command(line) else { panic!("a plan was asked for") };
+        let expected = EngineSettings {
+            vram: Bytes::mib(4000),
+            vram_reserve: Some(Bytes::mib(100)),
+            pin: Some(Bytes::ZERO),
+            ctx: ContextSetting::Tokens(2048),
+            kv: KvType::Q8_0,
+            expert_cache: crate::settings::ExpertCache::Slots(40),
+            chunk: ChunkSetting::Tokens(512),
+            head_alias: true,
+            alias_min_tokens: AliasThreshold::Tokens(0),
+            refill: crate::settings::Refill::Strict,
+            activations: Activations::F32,
+            deterministic: true,
+            threads: 3,
+            device: crate::settings::DeviceSetting::Host,
+        };
+        assert_eq!(plan.engine, expected);
+    }
+
+    #[test]
+    fn the_alias_is_refused_where_every_row_needs_the_head() {
+        for line in
+            ["ebbtide logits -m m --tokens 1 -o o --prefill-head-alias", "ebbtide perplexity -m m --tokens c.u16 --prefill-head-alias"]
+        {
+            let command = line.split_whitespace().nth(1).expect("a command");
+            let refusals = refusals(line);
+            assert_eq!(refusals.len(), 1, "{refusals:?}");
+            assert!(refusals[0].starts_with(&format!("--prefill-head-alias with {command}: ")), "{refusals:?}");
+            assert!(checked(&format!("{line}=false"), &[]).is_ok());
+        }
+        for line in ["ebbtide run -m m -p x", "ebbtide plan -m m", "ebbtide demo", "ebbtide config"] {
+            assert!(checked(&format!("{line} --prefill-head-alias"), &[]).is_ok(), "{line}");
+        }
+        let elsewhere = checked("ebbtide logits -m m --tokens 1 -o o", &[("EBBTIDE_PREFILL_HEAD_ALIAS", "1")]).expect_err("refused");
+        assert!(elsewhere.0[0].starts_with("--prefill-head-alias 1 (from EBBTIDE_PREFILL_HEAD_ALIAS) with logits"), "{elsewhere}");
+    }
+
+    #[test]
+    fn all_refusals_come_at_once_and_each_names_what_clashes() {
+        let told = refusals(
+            "ebbtide logits --prefill-head-alias --head-alias-mode realloc --prefill-block 4096 --prefill 512 --vram-mib 100 \
+             --vram-reserve-mib 100",
+        );
+        let starts = [
+            "--head-alias-mode realloc is not in this version: ",
+            "--prefill-head-alias with logits: ",
+            "--prefill-block 4096 with --prefill 512: ",
+            "--vram-reserve-mib 100 with --vram-mib 100: ",
+            "missing: the model: ",
+            "missing: one of --tokens",
+            "missing: the file to write: ",
+        ];
+        for start in starts {
+            assert!(told.iter().any(|refusal| refusal.starts_with(start)), "{start} in {told:#?}");
+        }
+        assert_eq!(told.len(), starts.len());
+    }
+
+    #[test]
+    fn what_is_to_come_is_refused_and_never_left_out() {
+        let values = |flag: &str| match flag {
+            "head-alias-mode" => "realloc",
+            "cache-sizing" => "seed",
+            "draft" => "lookup",
+            "mtp" => "true",
+            "spec-min-p" => "0.5",
+            _ => "3",
+        };
+        for later in NOT_YET {
+            let command = if later.flag == "mtp-out" { "logits -m m --tokens 1 -o o" } else { "run -m m -p x" };
+            let told = refusals(&format!("ebbtide {command} --{}={}", later.flag, values(later.flag)));
+            assert_eq!(told.len(), 1, "{told:?}");
+            assert!(told[0].contains("is not in this version: "), "{told:?}");
+            for accepted in later.accepts {
+                let line = format!("ebbtide {command} --{}={accepted}", later.flag);
+                assert!(checked(&line, &[]).is_ok(), "{line}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_flag_that_is_wholly_to_come_is_not_in_the_help() {
+        let command = crate::cli::args::command();
+        for later in NOT_YET.iter().filter(|later| later.accepts.is_empty()) {
+            let mut of_name = command.get_subcommands().flat_map(clap::Command::get_arguments);
+            assert!(of_name.any(|arg| arg.get_long() == Some(later.flag) && arg.is_hide_set()), "{}", later.flag);
+        }
+    }
+
+    #[test]
+    fn a_block_must_be_a_chunk() {
+        assert!(checked("ebbtide plan -m m --prefill 512 --prefill-block 512", &[]).is_ok());
+        assert!(refusals("ebbtide plan -m m --prefill-block 512")[0].starts_with("--prefill-block 512 with --prefill auto (default)"));
+    }
+
+    #[test]
+    fn one_prompt_is_needed_and_a_typed_one_goes_before_the_environment_s() {
+        let Command::Run(run) = command("ebbtide run -m m --tokens 5,6") else { panic!("a run was asked for") };
+        assert_eq!(run.prompt, PromptSource::Tokens(TokenSource::List(vec![5, 6])));
+        let told = refusals("ebbtide run -m m -p x --prompt-file f");
+        assert_eq!(told, ["--prompt x with --prompt-file f: both say what to read. Leave one of them out"]);
+        assert_eq!(refusals("ebbtide run -m m"), ["missing: one of --prompt or --prompt-file or --tokens"]);
+        let config = checked("ebbtide run -m m --prompt-file f", &[("EBBTIDE_PROMPT", "x")]).expect("the typed one");
+        let Command::Run(run) = config.command else { panic!("a run was asked for") };
+        assert_eq!(run.prompt, PromptSource::File(PathBuf::from("f")));
+        assert_eq!(refusals("ebbtide run -m m --tokens 1 --chat").len(), 1);
+        assert!(refusals("ebbtide run -m m --tokens 1,x")[0].starts_with("--tokens: the list: entry 2 is `x`"));
+    }
+
+    #[test]
+    fn text_and_tokens_may_be_bare_arguments() {
+        let Command::Tokenize(tokenize) = command("ebbtide tokenize -m m hello") else { panic!("tokenize was asked for") };
+        assert_eq!(tokenize.text, PromptSource::Text("hello".to_owned()));
+        let Command::Tokenize(tokenize) = command("ebbtide tokenize -m m --prompt hello") else { panic!("tokenize was asked for") };
+        assert_eq!(tokenize.text, PromptSource::Text("hello".to_owned()));
+        let Command::Detokenize(detokenize) = command("ebbtide detokenize -m m @ids.txt") else { panic!("detokenize was asked for") };
+        assert_eq!(detokenize.tokens, TokenSource::File(PathBuf::from("ids.txt")));
+        assert_eq!(refusals("ebbtide detokenize -m m 1 --tokens 2").len(), 1);
+        assert!(refusals("ebbtide detokenize -m m 1,y")[0].starts_with("LIST|@FILE: the list: entry 2 is `y`"));
+    }
+
+    #[test]
+    fn a_piece_longer_than_the_context_is_refused() {
+        assert!(checked("ebbtide perplexity -m m --text t --ctx 512", &[]).is_ok());
+        let told = refusals("ebbtide perplexity -m m --text t --ctx 256");
+        assert!(told[0].starts_with("--piece 512 (default) with --ctx 256"), "{told:?}");
+    }
+
+    #[test]
+    fn a_flag_without_effect_is_warned_of() {
+        let config = checked("ebbtide plan -m m --alias-min-tokens 0 --ctx 256 --prefill 512", &[]).expect("it works");
+        assert_eq!(config.warnings.len(), 2, "{:?}", config.warnings);
+        let config = checked("ebbtide plan -m m --alias-min-tokens 0 --prefill-head-alias", &[]).expect("it works");
+        assert!(config.warnings.is_empty());
+    }
+}

@@ -1,0 +1,45 @@
+//! Flags of the command line's contract that this version does not carry out.
+//!
+//! A flag, or a value of one, is in [`NOT_YET`] or reaches the engine: there is no third way. An entry goes when its feature comes,
+//! in the same commit.
+
+/// A flag of which this version carries out some values, or none.
+#[derive(Clone, Copy, Debug)]
+pub struct NotYet {
+    /// The flag without its dashes.
+    pub flag: &'static str,
+    /// Values that are carried out, or that ask for nothing.
+    pub accepts: &'static [&'static str],
+    /// Why the others are not, and what to do.
+    pub reason: &'static str,
+}
+
+const NO_DRAFTS: &str = "there are no drafts yet, every window writes one token. Leave the flag out";
+const NO_PACING: &str = "copies run at the machine's own speed. Leave the flag out";
+
+/// All of them.
+pub const NOT_YET: &[NotYet] = &[
+    NotYet { flag: "hf", accepts: &[], reason: "nothing is downloaded. Fetch the GGUF file yourself and name it with -m FILE" },
+    NotYet {
+        flag: "head-alias-mode",
+        accepts: &["overlay"],
+        reason: "the head is lent in place and never freed. Use --head-alias-mode overlay",
+    },
+    NotYet {
+        flag: "cache-sizing",
+        accepts: &["exact"],
+        reason: "the cache is sized with head and graphs counted. Use --cache-sizing exact",
+    },
+    NotYet { flag: "short-read", accepts: &["0"], reason: "short prompts take the prompt path too. Use --short-read 0" },
+    NotYet { flag: "expert-profile", accepts: &[], reason: "the cache learns anew at each start. Leave the flag out" },
+    NotYet { flag: "prefix-cache-mib", accepts: &["0"], reason: "each start reads one prompt. Leave the flag out" },
+    NotYet { flag: "window-hashes", accepts: &[], reason: "windows are not hashed. Leave the flag out" },
+    NotYet { flag: "sim-link-gbps", accepts: &[], reason: NO_PACING },
+    NotYet { flag: "sim-link-us", accepts: &[], reason: NO_PACING },
+    NotYet { flag: "spec", accepts: &["auto", "0"], reason: NO_DRAFTS },
+    NotYet { flag: "draft", accepts: &["off"], reason: NO_DRAFTS },
+    NotYet { flag: "mtp", accepts: &["false", "0", "no", "off"], reason: NO_DRAFTS },
+    NotYet { flag: "spec-min-p", accepts: &[], reason: NO_DRAFTS },
+    NotYet { flag: "draft-vocab", accepts: &[], reason: NO_DRAFTS },
+    NotYet { flag: "mtp-out", accepts: &[], reason: "models with a draft layer are not read yet. Leave the flag out" },
+];

@@ -1,0 +1,417 @@
+//! What a user can set about an engine, as plain checked types.
+//!
+//! Owns the values, their written forms (`FromStr` and `Display` are inverse) and the bounds that hold for a value on its own.
+//! It sits below the engine and the memory plan, which read these types; the command line fills them and checks how they go
+//! together. Nothing here opens a file or a device.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use thiserror::Error;
+
+use crate::units::Bytes;
+
+/// Largest context that can be asked for, in tokens.
+pub const CONTEXT_TOKENS_MAX: u32 = 4_194_304;
+/// Largest chunk and block that can be asked for, in tokens: the longest context that `--ctx auto` chooses.
+pub const CHUNK_TOKENS_MAX: u32 = 131_072;
+/// Largest amount of memory that can be asked for, in MiB (16 TiB).
+pub const MEMORY_MIB_MAX: u64 = 16_777_216;
+/// Most VRAM slots that can be asked for.
+pub const SLOTS_MAX: u32 = 1_048_576;
+/// Most threads that can be asked for.
+pub const THREADS_MAX: u32 = 1024;
+
+/// Why a written value is no value of a setting.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum SettingError {
+    /// The value is not one of a few words.
+    #[error("`{value}` is not one of: {choices}")]
+    Choice {
+        /// What was written.
+        value: String,
+        /// The words that would do.
+        choices: String,
+    },
+    /// The value is not written as a number.
+    #[error("`{value}` is not a number; write {form}")]
+    NotANumber {
+        /// What was written.
+        value: String,
+        /// The forms that would do.
+        form: &'static str,
+    },
+    /// The value is a number outside its bounds.
+    #[error("{value} is out of bounds: {least} to {most} {unit}")]
+    OutOfBounds {
+        /// What was written.
+        value: String,
+        /// Smallest value that would do.
+        least: String,
+        /// Largest value that would do.
+        most: String,
+        /// What is counted.
+        unit: &'static str,
+    },
+}
+
+/// How a whole number is written, what it counts and where it may lie.
+#[derive(Clone, Copy, Debug)]
+pub struct WholeNumber {
+    /// The forms that would do, for the message about a value that is none of them.
+    pub form: &'static str,
+    /// What is counted.
+    pub unit: &'static str,
+    /// Smallest value.
+    pub least: u64,
+    /// Largest value.
+    pub most: u64,
+}
+
+impl WholeNumber {
+    /// Reads `text` as a decimal number within the bounds.
+    ///
+    /// # Errors
+    /// `NotANumber` for anything but digits with an optional sign, `OutOfBounds` for a number elsewhere, however long it is.
+    pub fn parse(&self, text: &str) -> Result<u64, SettingError> {
+        let digits = text.strip_prefix(['-', '+']).unwrap_or(text);
+        if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+            return Err(SettingError::NotANumber { value: text.to_owned(), form: self.form });
+        }
+        match text.parse::<u64>() {
+            Ok(number) if (self.least..=self.most).contains(&number) => Ok(number),
+            _ => Err(SettingError::OutOfBounds {
+                value: text.to_owned(),
+                least: self.least.to_string(),
+                most: self.most.to_string(),
+                unit: self.unit,
+            }),
+        }
+    }
+
+    /// As [`WholeNumber::parse`], for bounds that fit 32 bits.
+    ///
+    /// # Errors
+    /// The same; a bound above 32 bits is lowered to what fits.
+    pub fn parse_u32(&self, text: &str) -> Result<u32, SettingError> {
+        let narrowed = Self { most: self.most.min(u64::from(u32::MAX)), ..*self };
+        narrowed.parse(text).map(|number| u32::try_from(number).expect("the bound fits 32 bits"))
+    }
+}
+
+/// An enum whose values are words: the words are written once, for reading, printing and the message of refusal.
+macro_rules! words {
+    ($name:ident { $($value:ident = $word:literal),+ $(,)? }) => {
+        impl $name {
+            /// The words that `FromStr` accepts, as help and messages show them.
+            pub const CHOICES: &'static [&'static str] = &[$($word),+];
+        }
+        impl FromStr for $name {
+            type Err = SettingError;
+            fn from_str(text: &str) -> Result<Self, SettingError> {
+                match text {
+                    $($word => Ok(Self::$value),)+
+                    _ => Err(SettingError::Choice { value: text.to_owned(), choices: Self::CHOICES.join(", ") }),
+                }
+            }
+        }
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(match self { $(Self::$value => $word),+ })
+            }
+        }
+    };
+}
+
+/// Element type of the KV cache; keys and values share one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KvType {
+    /// 4 bytes an element.
+    F32,
+    /// 2 bytes an element.
+    #[default]
+    F16,
+    /// 34 bytes for 32 elements.
+    Q8_0,
+}
+words!(KvType { F32 = "f32", F16 = "f16", Q8_0 = "q8_0" });
+
+/// What a product with quantised weights does to its input rows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Activations {
+    /// Rows are quantised to 8 bits, so that the product is one of integers.
+    #[default]
+    Q8,
+    /// Rows stay f32 and weights are widened: slower, closest to the model.
+    F32,
+}
+words!(Activations { Q8 = "q8", F32 = "f32" });
+
+/// When the first window after a prompt may start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Refill {
+    /// As soon as the head is back; lent slots fill behind it.
+    #[default]
+    Lazy,
+    /// When every lent slot has its expert again.
+    Strict,
+}
+words!(Refill { Lazy = "lazy", Strict = "strict" });
+
+/// The device that holds the slab.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum DeviceSetting {
+    /// RAM with a byte budget, standing in for a card.
+    #[default]
+    Host,
+}
+words!(DeviceSetting { Host = "host" });
+
+/// Tokens of context that the KV cache has room for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ContextSetting {
+    /// The largest that leaves a useful expert cache.
+    #[default]
+    Auto,
+    /// This many.
+    Tokens(u32),
+}
+
+/// VRAM slots for routed experts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ExpertCache {
+    /// As many as the budget leaves room for.
+    #[default]
+    Auto,
+    /// This many.
+    Slots(u32),
+}
+
+/// Tokens of one kernel batch of the prompt path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChunkSetting {
+    /// The planner chooses for each prompt.
+    Auto {
+        /// It chooses no larger chunk than this.
+        max: Option<u32>,
+    },
+    /// Always this many.
+    Tokens(u32),
+}
+
+impl Default for ChunkSetting {
+    fn default() -> Self {
+        Self::Auto { max: None }
+    }
+}
+
+/// Tokens that go through all layers in one pass of the prompt path.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum BlockSetting {
+    /// The planner chooses.
+    #[default]
+    Auto,
+    /// This many.
+    Tokens(u32),
+}
+
+/// Fresh tokens from which a prompt is read with the head's VRAM lent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AliasThreshold {
+    /// The planner compares predicted times.
+    #[default]
+    Auto,
+    /// From this many on; 0 forces the alias for every prompt of two tokens or more.
+    Tokens(u32),
+}
+
+/// `auto` or a whole number, for types with just these two forms.
+macro_rules! auto_or_number {
+    ($name:ident :: $number:ident, $unit:literal, $least:expr, $most:expr) => {
+        impl FromStr for $name {
+            type Err = SettingError;
+            fn from_str(text: &str) -> Result<Self, SettingError> {
+                if text == "auto" {
+                    return Ok(Self::Auto);
+                }
+                let bounds = WholeNumber { form: "`auto` or a whole number", unit: $unit, least: $least, most: $most as u64 };
+                bounds.parse_u32(text).map(Self::$number)
+            }
+        }
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                match self {
+                    Self::Auto => f.write_str("auto"),
+                    Self::$number(number) => write!(f, "{number}"),
+                }
+            }
+        }
+    };
+}
+auto_or_number!(ContextSetting::Tokens, "tokens", 1, CONTEXT_TOKENS_MAX);
+auto_or_number!(ExpertCache::Slots, "slots", 1, SLOTS_MAX);
+auto_or_number!(BlockSetting::Tokens, "tokens", 1, CHUNK_TOKENS_MAX);
+auto_or_number!(AliasThreshold::Tokens, "tokens", 0, CONTEXT_TOKENS_MAX);
+
+impl FromStr for ChunkSetting {
+    type Err = SettingError;
+
+    fn from_str(text: &str) -> Result<Self, SettingError> {
+        let bounds =
+            WholeNumber { form: "`auto`, `auto:MAX` or a whole number", unit: "tokens", least: 1, most: u64::from(CHUNK_TOKENS_MAX) };
+        if text == "auto" {
+            return Ok(Self::Auto { max: None });
+        }
+        match text.strip_prefix("auto:") {
+            Some(max) => Ok(Self::Auto { max: Some(bounds.parse_u32(max)?) }),
+            None => bounds.parse_u32(text).map(Self::Tokens),
+        }
+    }
+}
+
+impl fmt::Display for ChunkSetting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto { max: None } => f.write_str("auto"),
+            Self::Auto { max: Some(max) } => write!(f, "auto:{max}"),
+            Self::Tokens(tokens) => write!(f, "{tokens}"),
+        }
+    }
+}
+
+/// All that an engine and its memory plan are told.
+///
+/// [`EngineSettings::default`] is what the program runs with when nothing is set, apart from `threads`, which the program takes
+/// from the machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EngineSettings {
+    /// VRAM that may be used at most, our own context included; on the host backend the size of the simulated device.
+    pub vram: Bytes,
+    /// VRAM that stays free; `None`: the smaller of 256 MiB and a sixteenth of the limit.
+    pub vram_reserve: Option<Bytes>,
+    /// RAM that may be pinned for experts at most; `None`: as much as the system lets us have.
+    pub pin: Option<Bytes>,
+    /// Room of the KV cache.
+    pub ctx: ContextSetting,
+    /// Element type of the KV cache.
+    pub kv: KvType,
+    /// VRAM slots.
+    pub expert_cache: ExpertCache,
+    /// Chunk of the prompt path, and its block: this version reads with both equal.
+    pub chunk: ChunkSetting,
+    /// The head's VRAM may be lent to the prompt path.
+    pub head_alias: bool,
+    /// When it is lent; without effect where `head_alias` is false.
+    pub alias_min_tokens: AliasThreshold,
+    /// When the first window after a prompt may start.
+    pub refill: Refill,
+    /// What products do to their input rows.
+    pub activations: Activations,
+    /// The same tokens come out at any chunk, slot count and loan.
+    pub deterministic: bool,
+    /// Threads of the host's kernels, at least one.
+    pub threads: u32,
+    /// Where the slab lies.
+    pub device: DeviceSetting,
+}
+
+impl Default for EngineSettings {
+    fn default() -> Self {
+        Self {
+            vram: Bytes::mib(8192),
+            vram_reserve: None,
+            pin: None,
+            ctx: ContextSetting::default(),
+            kv: KvType::default(),
+            expert_cache: ExpertCache::default(),
+            chunk: ChunkSetting::default(),
+            head_alias: false,
+            alias_min_tokens: AliasThreshold::default(),
+            refill: Refill::default(),
+            activations: Activations::default(),
+            deterministic: false,
+            threads: 1,
+            device: DeviceSetting::default(),
+        }
+    }
+}
+
+/// How a token is chosen from logits. `None` leaves it to the model file's `general.sampling.*`, then to the engine's own value.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SamplingSettings {
+    /// Divisor of the logits; 0 takes the best token.
+    pub temperature: Option<f32>,
+    /// Candidates kept by rank; 0 keeps all.
+    pub top_k: Option<u32>,
+    /// Candidates kept by summed probability.
+    pub top_p: Option<f32>,
+    /// Candidates kept by probability relative to the best.
+    pub min_p: Option<f32>,
+    /// Start of the random sequence; `None`: a new one each time.
+    pub seed: Option<u64>,
+    /// Divisor of positive, factor of negative logits of tokens seen before; 1 is off.
+    pub repeat_penalty: Option<f32>,
+    /// Taken once from the logit of a token seen before; 0 is off.
+    pub presence_penalty: Option<f32>,
+    /// Taken for each time a token was seen; 0 is off.
+    pub frequency_penalty: Option<f32>,
+    /// Last tokens that the penalties look at; 0 switches them off.
+    pub penalty_last_n: Option<u32>,
+}
+
+/// Where the numbers of tokens come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TokenSource {
+    /// Written out.
+    List(Vec<crate::units::TokenId>),
+    /// In a file: text, or little-endian 16-bit where the name ends in `.u16`.
+    File(PathBuf),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused<T: FromStr<Err = SettingError> + fmt::Debug>(text: &str) -> String {
+        text.parse::<T>().expect_err(text).to_string()
+    }
+
+    fn returns<T: FromStr<Err = SettingError> + fmt::Display>(texts: &[&str]) {
+        for text in texts {
+            assert_eq!(text.parse::<T>().map(|value| value.to_string()).as_deref(), Ok(*text));
+        }
+    }
+
+    #[test]
+    fn every_setting_prints_as_it_is_written() {
+        returns::<KvType>(KvType::CHOICES);
+        returns::<Activations>(Activations::CHOICES);
+        returns::<Refill>(Refill::CHOICES);
+        returns::<DeviceSetting>(DeviceSetting::CHOICES);
+        returns::<ContextSetting>(&["auto", "1", "4194304"]);
+        returns::<ExpertCache>(&["auto", "1", "40"]);
+        returns::<BlockSetting>(&["auto", "512"]);
+        returns::<AliasThreshold>(&["auto", "0", "32"]);
+        returns::<ChunkSetting>(&["auto", "auto:512", "1", "131072"]);
+    }
+
+    #[test]
+    fn a_kv_type_of_another_engine_is_refused_with_the_list() {
+        for text in ["q4_0", "k8v4", "foo", "q8_0:foo", "F16", ""] {
+            assert_eq!(refused::<KvType>(text), format!("`{text}` is not one of: f32, f16, q8_0"));
+        }
+    }
+
+    #[test]
+    fn a_chunk_outside_its_bounds_is_refused_with_the_bounds() {
+        assert_eq!(refused::<ChunkSetting>("0"), "0 is out of bounds: 1 to 131072 tokens");
+        assert_eq!(refused::<ChunkSetting>("-1"), "-1 is out of bounds: 1 to 131072 tokens");
+        assert_eq!(refused::<ChunkSetting>("99999999"), "99999999 is out of bounds: 1 to 131072 tokens");
+        assert_eq!(refused::<ChunkSetting>("auto:0"), "0 is out of bounds: 1 to 131072 tokens");
+        let long = "9".repeat(60);
+        assert_eq!(refused::<ChunkSetting>(&long), format!("{long} is out of bounds: 1 to 131072 tokens"));
+        assert_eq!(refused::<ChunkSetting>("auto:"), "`` is not a number; write `auto`, `auto:MAX` or a whole number");
+        assert_eq!(refused::<ContextSetting>("8k"), "`8k` is not a number; write `auto` or a whole number");
+    }
+}
