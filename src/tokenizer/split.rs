@@ -15,15 +15,20 @@ pub(super) struct Splitter {
 /// Upper and lower case are spelled out: a case-insensitive match would also take the long s (U+017F).
 const CONTRACTIONS: &str = "'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD]";
 
+/// Characters assigned later than the reference's tables are to it unassigned, so symbols; a newer table here would cut them otherwise.
+const UNICODE_VERSION: &str = "15.1";
+
 impl Splitter {
     pub(super) fn new(pre: &str) -> Result<Self, TokenizerError> {
-        // Characters that make words, and those that do not count as punctuation.
-        let (letters, worded) = match pre {
-            "qwen2" | "deepseek-r1-qwen" | "kormo" | "f2llmv2" | "megrez" => (r"\p{L}", r"\p{L}\p{N}"),
-            "qwen35" => (r"\p{L}\p{M}", r"\p{L}\p{M}\p{N}"),
+        let marks = match pre {
+            "qwen2" | "deepseek-r1-qwen" | "kormo" | "f2llmv2" | "megrez" => "",
+            "qwen35" => r"\p{M}",
             _ => return Err(TokenizerError::UnknownPre { found: pre.to_owned() }),
         };
-        let pattern = format!(r"(?:{CONTRACTIONS})|[^\r\n\p{{L}}\p{{N}}]?[{letters}]+|\p{{N}}| ?[^\s{worded}]+[\r\n]*|\s*[\r\n]+|\s+");
+        let of_age = |classes: &str| format!(r"[[{classes}]&&\p{{Age={UNICODE_VERSION}}}]");
+        let (letter, number) = (of_age(r"\p{L}"), of_age(r"\p{N}"));
+        let (word, any_word) = (of_age(&format!(r"\p{{L}}{marks}")), of_age(&format!(r"\p{{L}}\p{{N}}{marks}")));
+        let pattern = format!(r"(?:{CONTRACTIONS})|[^\r\n{letter}{number}]?{word}+|{number}| ?[^\s{any_word}]+[\r\n]*|\s*[\r\n]+|\s+");
         Ok(Self { pattern: Regex::new(&pattern).map_err(Box::new)? })
     }
 
