@@ -133,7 +133,7 @@ impl<'t> WordEncoder<'t> {
         self.tokens
     }
 
-    fn merge_by_scan(&mut self, word: &[u8]) {
+    pub(super) fn merge_by_scan(&mut self, word: &[u8]) {
         let Self { merges, vocabulary, parts, joins, .. } = self;
         parts.clear();
         parts.extend(word.iter().map(|&byte| vocabulary.of_byte(byte)));
@@ -156,7 +156,7 @@ impl<'t> WordEncoder<'t> {
         self.tokens.extend_from_slice(&self.parts);
     }
 
-    fn merge_by_heap(&mut self, word: &[u8]) {
+    pub(super) fn merge_by_heap(&mut self, word: &[u8]) {
         let mut chain = Chain::new(word.iter().map(|&byte| self.vocabulary.of_byte(byte)).collect());
         for left in 0..word.len() - 1 {
             chain.offer(self.merges, left);

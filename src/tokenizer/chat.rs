@@ -15,6 +15,7 @@ pub use json::Json;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Value;
 use minijinja::{Environment, Error, ErrorKind};
+use std::collections::BTreeMap;
 use std::io;
 use std::time::SystemTime;
 
@@ -130,6 +131,7 @@ impl ChatTemplate {
     /// [`ChatError::Template`] with the line where it does not parse.
     pub fn new(source: &str) -> Result<Self, ChatError> {
         let mut environment = Environment::new();
+        environment.set_debug(false);
         let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().map_err(|error| explain(&error))?;
         environment.set_syntax(syntax);
         environment.set_unknown_method_callback(python::call_method);
@@ -177,7 +179,8 @@ fn context(messages: &[Message], options: &RenderOptions) -> Value {
     variables.extend(texts.into_iter().filter_map(|(name, text)| Some((name.to_owned(), Value::from(text.as_deref()?)))));
     variables.extend(options.enable_thinking.map(|think| ("enable_thinking".to_owned(), Value::from(think))));
     variables.extend(options.extra.iter().map(|(name, value)| (name.clone(), value.to_value())));
-    variables.into_iter().collect()
+    // Of a name given twice the last counts.
+    Value::from(variables.into_iter().collect::<BTreeMap<_, _>>())
 }
 
 /// The engine's error in our words; a cause deeper down says more than the outer one.
