@@ -89,10 +89,9 @@ pub(super) fn nibbles(bytes: &[u8], quants: &mut [i8], value: impl Fn(u8) -> i8)
     }
 }
 
+#[allow(clippy::cast_possible_truncation, reason = "one bit at place 4")]
 fn add_fifth_bits(bits: u32, quants: &mut [i8]) {
     for (index, quant) in quants[..32].iter_mut().enumerate() {
-        if (bits >> index) & 1 != 0 {
-            *quant += 16;
-        }
+        *quant |= (((bits >> index) & 1) << 4) as i8;
     }
 }

@@ -3,6 +3,7 @@
 //! This module sits at the bottom of the crate: the GGUF reader, the memory plan and the kernels of every backend share it,
 //! because a block's layout is the contract between a file and a kernel. It owns no memory and calls nothing of ours.
 
+mod activation;
 mod dequantise;
 mod iq;
 mod k_quants;
@@ -12,6 +13,7 @@ mod unpacked;
 
 use std::fmt;
 
+pub use activation::ActivationFormat;
 pub use dequantise::{QuantError, dequantise};
 pub use unpacked::{GROUP_LEN, MAX_BLOCK_LEN, Unpack, UnpackedBlock, f16_to_f32, mxfp4_unit, unpacker};
 

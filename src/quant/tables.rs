@@ -85,8 +85,8 @@ mod tests {
 
     #[test]
     fn the_code_books_begin_and_end_with_the_entries_of_the_format() {
-        assert_eq!((IQ2_XXS_GRID[0], IQ2_XXS_GRID[255]), (0x0808_0808_0808_0808, 0x2b2b_082b_0808_0808_u64));
-        assert_eq!((IQ3_XXS_GRID[0], IQ3_XXS_GRID[255]), (0x0404_0404, 0x3e1c_1c1c_u32));
+        assert_eq!((IQ2_XXS_GRID[0], IQ2_XXS_GRID[255]), (0x0808_0808_0808_0808, 0x2b2b_2b19_0808_1908));
+        assert_eq!((IQ3_XXS_GRID[0], IQ3_XXS_GRID[255]), (0x0404_0404, 0x3e34_1c04));
         assert_eq!((IQ1_GRID[0], IQ1_GRID[2047]), (0xf8f8_f8f8_f8f8_f8f8, 0x0808_0808_0808_0808));
     }
 }
