@@ -73,7 +73,9 @@ impl Message {
         self
     }
 
-    /// The same message with the texts of control tokens shielded, see [`super::Tokenizer::shield`].
+    /// The same message with the texts of control tokens shielded, see [`super::Tokenizer::shield`]. The template does not recognise
+    /// them any more: right for what users and tools wrote, wrong for an assistant turn whose `</think>` the template is to cut at (in
+    /// vocabularies where that is a control token).
     #[must_use]
     pub fn shielded(&self, tokenizer: &super::Tokenizer) -> Self {
         Self(self.0.map_strings(&|text| tokenizer.shield(text).into_owned()))

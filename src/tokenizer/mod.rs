@@ -11,11 +11,13 @@
 
 mod bpe;
 pub mod chat;
+mod spec;
 mod special;
 mod split;
 mod stream;
 mod vocabulary;
 
+pub use spec::spec_from_metadata;
 pub use chat::{ChatError, ChatTemplate, Json, Message, RenderOptions};
 pub use special::unshield;
 pub use stream::{StreamDecoder, Utf8Stream};
