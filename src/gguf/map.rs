@@ -9,12 +9,19 @@ use std::sync::Arc;
 
 use memmap2::Mmap;
 
-/// A whole file, mapped read-only. Clones share the map, which lives as long as any of them.
+/// A whole file, mapped read-only, or embedded in the program. Clones share the map, which lives as long as any of them.
 ///
 /// The address never changes, so the pages may be registered with a device for as long as a clone is held.
 #[derive(Clone)]
 pub struct FileMap {
-    map: Arc<Mmap>,
+    bytes: Source,
+}
+
+#[derive(Clone)]
+enum Source {
+    Mapped(Arc<Mmap>),
+    /// Part of the program itself.
+    Embedded(&'static [u8]),
 }
 
 impl FileMap {
@@ -29,19 +36,34 @@ impl FileMap {
         // read, the reader checks every length against the mapped size, which is fixed here, and weights are plain numbers for
         // which any bytes are valid. A file cut short while mapped ends the process with SIGBUS rather than with wrong memory.
         let map = unsafe { Mmap::map(&file)? };
-        Ok(Self { map: Arc::new(map) })
+        Ok(Self { bytes: Source::Mapped(Arc::new(map)) })
+    }
+
+    /// A file that is part of the program.
+    #[must_use]
+    pub(super) const fn embedded(bytes: &'static [u8]) -> Self {
+        Self { bytes: Source::Embedded(bytes) }
     }
 
     /// The bytes of the file.
     #[must_use]
     pub fn as_slice(&self) -> &[u8] {
-        &self.map
+        match &self.bytes {
+            Source::Mapped(map) => map,
+            Source::Embedded(bytes) => bytes,
+        }
     }
 
     /// The size of the file in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.map.len() as u64
+        self.as_slice().len() as u64
+    }
+}
+
+impl AsRef<[u8]> for FileMap {
+    fn as_ref(&self) -> &[u8] {
+        self.as_slice()
     }
 }
 

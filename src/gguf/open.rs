@@ -37,6 +37,15 @@ impl GgufFile {
         Self::join(paths, maps, headers)
     }
 
+    /// A model that is embedded in the program; messages call it `name`.
+    ///
+    /// # Errors
+    /// [`GgufError`] where the bytes are no sound GGUF.
+    pub fn embedded(name: &str, bytes: &'static [u8]) -> Result<Self, GgufError> {
+        let header = parse(bytes, name)?;
+        Self::join(vec![PathBuf::from(name)], vec![FileMap::embedded(bytes)], vec![header])
+    }
+
     fn join(paths: Vec<PathBuf>, maps: Vec<FileMap>, headers: Vec<Header>) -> Result<Self, GgufError> {
         let mut metadata = None;
         let mut tensors: Vec<TensorInfo> = Vec::new();
