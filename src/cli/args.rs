@@ -14,6 +14,7 @@ use crate::settings::{
 };
 
 const MODEL: &str = "Model";
+const TEXT: &str = "Text";
 const MEMORY: &str = "Memory";
 const PROMPT: &str = "Reading prompts";
 const DRAFT: &str = "Drafts";
@@ -100,13 +101,13 @@ pub struct LogitsArgs {
     #[command(flatten)]
     pub model: ModelArgs,
     /// Token numbers: a LIST split by commas or white space, or a file
-    #[arg(long, value_name = "LIST|@FILE", allow_hyphen_values = true)]
+    #[arg(help_heading = TEXT, long, value_name = "LIST|@FILE", allow_hyphen_values = true)]
     pub tokens: Option<String>,
     /// The NumPy file to write, float32 [tokens, vocabulary]
-    #[arg(short = 'o', long, value_name = "FILE.npy")]
+    #[arg(help_heading = TEXT, short = 'o', long, value_name = "FILE.npy")]
     pub output: Option<PathBuf>,
     /// Logits of the draft layer
-    #[arg(long, value_name = "FILE.npy", hide = true)]
+    #[arg(help_heading = TEXT, long, value_name = "FILE.npy", hide = true)]
     pub mtp_out: Option<PathBuf>,
     /// Engine settings.
     #[command(flatten)]
@@ -120,16 +121,16 @@ pub struct PerplexityArgs {
     #[command(flatten)]
     pub model: ModelArgs,
     /// Token numbers of the text: a file in .u16 (16-bit, little-endian), @FILE or a LIST
-    #[arg(long, value_name = "FILE.u16|@FILE|LIST", allow_hyphen_values = true)]
+    #[arg(help_heading = TEXT, long, value_name = "FILE.u16|@FILE|LIST", allow_hyphen_values = true)]
     pub tokens: Option<String>,
     /// The text
-    #[arg(long, value_name = "FILE")]
+    #[arg(help_heading = TEXT, long, value_name = "FILE")]
     pub text: Option<PathBuf>,
     /// Tokens of one piece, each read from an empty context
-    #[arg(long, value_name = "N", default_value = "512", value_parser = whole(PIECE))]
+    #[arg(help_heading = TEXT, long, value_name = "N", default_value = "512", value_parser = whole(PIECE))]
     pub piece: u64,
     /// Pieces to read at most
-    #[arg(long, value_name = "N", value_parser = whole(PIECES))]
+    #[arg(help_heading = TEXT, long, value_name = "N", value_parser = whole(PIECES))]
     pub pieces: Option<u64>,
     /// Engine settings.
     #[command(flatten)]
@@ -139,17 +140,17 @@ pub struct PerplexityArgs {
 /// `ebbtide tokenize`.
 #[derive(Debug, Args)]
 pub struct TokenizeArgs {
-    /// The model.
-    #[command(flatten)]
-    pub model: ModelArgs,
     /// The text
     #[arg(value_name = "TEXT", allow_hyphen_values = true)]
     pub input: Option<String>,
+    /// The model.
+    #[command(flatten)]
+    pub model: ModelArgs,
     /// The text, as a flag
-    #[arg(short = 'p', long, value_name = "TEXT", allow_hyphen_values = true)]
+    #[arg(help_heading = TEXT, short = 'p', long, value_name = "TEXT", allow_hyphen_values = true)]
     pub prompt: Option<String>,
     /// A file with the text
-    #[arg(long, value_name = "FILE")]
+    #[arg(help_heading = TEXT, long, value_name = "FILE")]
     pub prompt_file: Option<PathBuf>,
     /// Output settings.
     #[command(flatten)]
@@ -159,14 +160,14 @@ pub struct TokenizeArgs {
 /// `ebbtide detokenize`.
 #[derive(Debug, Args)]
 pub struct DetokenizeArgs {
-    /// The model.
-    #[command(flatten)]
-    pub model: ModelArgs,
     /// Token numbers: a LIST split by commas or white space, or a file
     #[arg(value_name = "LIST|@FILE")]
     pub input: Option<String>,
+    /// The model.
+    #[command(flatten)]
+    pub model: ModelArgs,
     /// Token numbers, as a flag
-    #[arg(long, value_name = "LIST|@FILE", allow_hyphen_values = true)]
+    #[arg(help_heading = TEXT, long, value_name = "LIST|@FILE", allow_hyphen_values = true)]
     pub tokens: Option<String>,
     /// Output settings.
     #[command(flatten)]
@@ -201,7 +202,7 @@ pub struct ModelArgs {
 
 /// What `run` reads and how long it writes.
 #[derive(Debug, Args)]
-#[command(next_help_heading = "Text")]
+#[command(next_help_heading = TEXT)]
 pub struct TextArgs {
     /// The prompt
     #[arg(short = 'p', long, value_name = "TEXT", allow_hyphen_values = true)]

@@ -9,6 +9,9 @@ use std::path::PathBuf;
 use thiserror::Error;
 
 use super::args::{CommandArgs, EngineArgs, ModelArgs, OutputArgs, SamplingArgs};
+use super::command::{
+    Command, DemoConfig, DetokenizeConfig, LogitsConfig, PerplexityConfig, PlanConfig, PromptSource, RunConfig, TokenizeConfig,
+};
 use super::exit::{Classified, ExitStatus};
 use super::not_yet::NOT_YET;
 use super::sources::{Resolved, Setting, Settings};
@@ -31,121 +34,6 @@ pub struct Config {
     pub settings: Settings,
     /// The configuration file that was read.
     pub file: Option<PathBuf>,
-}
-
-/// The commands, with all that each needs.
-#[derive(Debug, PartialEq)]
-pub enum Command {
-    /// Run the bundled model.
-    Demo(DemoConfig),
-    /// Read a prompt, write on.
-    Run(RunConfig),
-    /// Print the memory plan.
-    Plan(PlanConfig),
-    /// Write logits to a file.
-    Logits(LogitsConfig),
-    /// Measure the loss on a text.
-    Perplexity(PerplexityConfig),
-    /// Text to tokens.
-    Tokenize(TokenizeConfig),
-    /// Tokens to text.
-    Detokenize(DetokenizeConfig),
-    /// Print the settings.
-    ShowConfig,
-}
-
-/// What `demo` needs.
-#[derive(Debug, PartialEq)]
-pub struct DemoConfig {
-    /// Of the engine.
-    pub engine: EngineSettings,
-    /// Of the sampler.
-    pub sampling: SamplingSettings,
-}
-
-/// What `run` needs.
-#[derive(Debug, PartialEq)]
-pub struct RunConfig {
-    /// A GGUF file.
-    pub model: PathBuf,
-    /// What is read.
-    pub prompt: PromptSource,
-    /// Tokens written at most; `None`: to the end of the text or of the context.
-    pub tokens_max: Option<u32>,
-    /// Write on when the model ends its text.
-    pub ignore_eos: bool,
-    /// The prompt goes through the chat template.
-    pub chat: bool,
-    /// Of the engine.
-    pub engine: EngineSettings,
-    /// Of the sampler.
-    pub sampling: SamplingSettings,
-}
-
-/// What `plan` needs.
-#[derive(Debug, PartialEq)]
-pub struct PlanConfig {
-    /// A GGUF file.
-    pub model: PathBuf,
-    /// Of the engine.
-    pub engine: EngineSettings,
-}
-
-/// What `logits` needs.
-#[derive(Debug, PartialEq)]
-pub struct LogitsConfig {
-    /// A GGUF file.
-    pub model: PathBuf,
-    /// Rows of the matrix.
-    pub tokens: TokenSource,
-    /// A NumPy file.
-    pub output: PathBuf,
-    /// Of the engine.
-    pub engine: EngineSettings,
-}
-
-/// What `perplexity` needs.
-#[derive(Debug, PartialEq)]
-pub struct PerplexityConfig {
-    /// A GGUF file.
-    pub model: PathBuf,
-    /// What is predicted.
-    pub corpus: PromptSource,
-    /// Tokens of one piece, at least two.
-    pub piece_tokens: u32,
-    /// Pieces read at most.
-    pub pieces_max: Option<u32>,
-    /// Of the engine.
-    pub engine: EngineSettings,
-}
-
-/// What `tokenize` needs.
-#[derive(Debug, PartialEq)]
-pub struct TokenizeConfig {
-    /// A GGUF file.
-    pub model: PathBuf,
-    /// Text, never tokens.
-    pub text: PromptSource,
-}
-
-/// What `detokenize` needs.
-#[derive(Debug, PartialEq)]
-pub struct DetokenizeConfig {
-    /// A GGUF file.
-    pub model: PathBuf,
-    /// What is turned into text.
-    pub tokens: TokenSource,
-}
-
-/// Where a prompt comes from.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum PromptSource {
-    /// Written out.
-    Text(String),
-    /// In a file of text.
-    File(PathBuf),
-    /// As token numbers.
-    Tokens(TokenSource),
 }
 
 /// Settings that cannot be carried out, all of one call.
@@ -337,11 +225,11 @@ impl Checker<'_> {
     }
 
     fn refuse_long_piece(&mut self, piece_tokens: u32, ctx: ContextSetting) {
-        if let ContextSetting::Tokens(tokens) = ctx {
-            if piece_tokens > tokens {
-                let (piece, ctx) = (self.shown("piece"), self.shown("ctx"));
-                self.refusals.push(format!("{piece} with {ctx}: a piece is longer than the context. Lower --piece or raise --ctx"));
-            }
+        if let ContextSetting::Tokens(tokens) = ctx
+            && piece_tokens > tokens
+        {
+            let (piece, ctx) = (self.shown("piece"), self.shown("ctx"));
+            self.refusals.push(format!("{piece} with {ctx}: a piece is longer than the context. Lower --piece or raise --ctx"));
         }
     }
 
@@ -394,11 +282,11 @@ impl Checker<'_> {
             let threshold = self.shown("alias-min-tokens");
             self.warnings.push(format!("{threshold} has no effect without --prefill-head-alias: add that, or leave this out"));
         }
-        if let (ChunkSetting::Tokens(chunk), ContextSetting::Tokens(tokens)) = (args.prompt.prefill, args.memory.ctx) {
-            if chunk > tokens {
-                let (chunk, ctx) = (self.shown("prefill"), self.shown("ctx"));
-                self.warnings.push(format!("{chunk} is more than {ctx}: no prompt fills such a chunk. Lower --prefill"));
-            }
+        if let (ChunkSetting::Tokens(chunk), ContextSetting::Tokens(tokens)) = (args.prompt.prefill, args.memory.ctx)
+            && chunk > tokens
+        {
+            let (chunk, ctx) = (self.shown("prefill"), self.shown("ctx"));
+            self.warnings.push(format!("{chunk} is more than {ctx}: no prompt fills such a chunk. Lower --prefill"));
         }
     }
 }

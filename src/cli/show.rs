@@ -34,9 +34,9 @@ pub fn as_json(settings: &Settings, file: Option<&Path>) -> serde_json::Value {
     json!({ "file": file, "settings": entries })
 }
 
-/// All but the file's own name, which cannot stand in a file, and what only refuses.
+/// All but the file's own name, which cannot stand in a file, and what this version only refuses.
 fn shown(settings: &Settings) -> impl Iterator<Item = &Setting> {
-    settings.0.iter().filter(|setting| setting.name != "config" && setting.name != "hf")
+    settings.0.iter().filter(|setting| setting.name != "config" && !setting.is_hidden())
 }
 
 /// Numbers and switches as such, everything else as text.

@@ -10,7 +10,7 @@ use std::fmt;
 use std::path::PathBuf;
 
 use clap::builder::ValueParser;
-use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::error::{ContextKind, ContextValue};
 use clap::parser::ValueSource;
 use clap::{ArgMatches, FromArgMatches};
 use thiserror::Error;
@@ -88,6 +88,7 @@ pub struct Setting {
     /// What the help says of it.
     pub help: String,
     is_flag: bool,
+    is_hidden: bool,
 }
 
 impl Setting {
@@ -95,6 +96,12 @@ impl Setting {
     #[must_use]
     pub fn is_flag(&self) -> bool {
         self.is_flag
+    }
+
+    /// Whether the help leaves it out, since this version only refuses it.
+    #[must_use]
+    pub fn is_hidden(&self) -> bool {
+        self.is_hidden
     }
 }
 
@@ -107,7 +114,7 @@ impl fmt::Display for Setting {
             (false, name) => f.write_str(name)?,
         }
         match self.value.as_deref().map(OsStr::to_string_lossy) {
-            Some(value) if value != "true" => write!(f, " {value}")?,
+            Some(value) if value != "true" => write!(f, " {}", shortened(&value))?,
             _ => {}
         }
         match &self.source {
@@ -116,6 +123,16 @@ impl fmt::Display for Setting {
             source => write!(f, " (from {source})"),
         }
     }
+}
+
+/// A prompt can be long and have many lines; a message has one.
+fn shortened(value: &str) -> String {
+    let letters_max = 60;
+    let mut short: String = value.chars().take(letters_max).map(|letter| if letter.is_control() { ' ' } else { letter }).collect();
+    if value.chars().nth(letters_max).is_some() {
+        short.push('…');
+    }
+    short
 }
 
 /// The effective settings of one command.
@@ -222,14 +239,10 @@ fn raw(command: clap::Command) -> clap::Command {
 }
 
 fn explained(error: clap::Error) -> SourceError {
-    if error.kind() == ErrorKind::InvalidSubcommand {
-        if let Some(ContextValue::String(name)) = error.get(ContextKind::InvalidSubcommand) {
-            if LATER_COMMANDS.contains(&name.as_str()) {
-                return SourceError::LaterCommand(name.clone());
-            }
-        }
+    match error.get(ContextKind::InvalidSubcommand) {
+        Some(ContextValue::String(name)) if LATER_COMMANDS.contains(&name.as_str()) => SourceError::LaterCommand(name.clone()),
+        _ => SourceError::Arguments(error),
     }
-    SourceError::Arguments(error)
 }
 
 /// Every flag of every command, by its long name; the file may set what another command needs.
@@ -251,7 +264,14 @@ fn effective(arg: &clap::Arg, typed: &ArgMatches, environment: &Environment, fil
     let name = arg.get_long().map_or_else(|| value_name.unwrap_or_else(|| id.to_owned()), str::to_owned);
     let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
     let parsed = typed.get_raw(id).and_then(|mut values| values.next_back()).map(OsStr::to_os_string);
-    let setting = |value, source| Setting { name: name.clone(), value, source, help: help.clone(), is_flag: arg.get_long().is_some() };
+    let setting = |value, source| Setting {
+        name: name.clone(),
+        value,
+        source,
+        help: help.clone(),
+        is_flag: arg.get_long().is_some(),
+        is_hidden: arg.is_hide_set(),
+    };
 
     if typed.value_source(id) == Some(ValueSource::CommandLine) || arg.is_positional() {
         let source = if parsed.is_some() { Source::Flag } else { Source::Default };
@@ -439,5 +459,13 @@ mod tests {
         let environment = variables(&[("EBBTIDE_TEMP", "0.5"), ("EBBTIDE_VRAM", "1"), ("EBBTIDE_REQUIRE_KERNELS", "1")]);
         let resolved = resolve(&words("ebbtide plan"), &environment).expect("plan has no --temp");
         assert_eq!(resolved.warnings, ["the variable EBBTIDE_VRAM sets nothing: did you mean EBBTIDE_VRAM_MIB?"]);
+    }
+    #[test]
+    fn a_message_shows_a_long_prompt_cut_and_on_one_line() {
+        let prompt = format!("two\nlines {}", "and more ".repeat(20));
+        let arguments: Vec<OsString> = ["ebbtide", "run", "-p", &prompt].map(OsString::from).into();
+        let resolved = resolve(&arguments, &Vec::new()).expect("it parses");
+        let shown = resolved.settings.get("prompt").expect("run has it").to_string();
+        assert!(shown.starts_with("--prompt two lines and more") && shown.ends_with('…'), "{shown}");
     }
 }

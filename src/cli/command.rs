@@ -1,0 +1,123 @@
+//! What one call of the program shall do, as plain data.
+//!
+//! [`super::config`] makes these values and keeps every promise of their fields; the code that carries a command out needs nothing
+//! else of the command line.
+
+use std::path::PathBuf;
+
+use crate::settings::{EngineSettings, SamplingSettings, TokenSource};
+
+/// The commands, with all that each needs.
+#[derive(Debug, PartialEq)]
+pub enum Command {
+    /// Run the bundled model.
+    Demo(DemoConfig),
+    /// Read a prompt, write on.
+    Run(RunConfig),
+    /// Print the memory plan.
+    Plan(PlanConfig),
+    /// Write logits to a file.
+    Logits(LogitsConfig),
+    /// Measure the loss on a text.
+    Perplexity(PerplexityConfig),
+    /// Text to tokens.
+    Tokenize(TokenizeConfig),
+    /// Tokens to text.
+    Detokenize(DetokenizeConfig),
+    /// Print the settings.
+    ShowConfig,
+}
+
+/// What `demo` needs.
+#[derive(Debug, PartialEq)]
+pub struct DemoConfig {
+    /// Of the engine.
+    pub engine: EngineSettings,
+    /// Of the sampler.
+    pub sampling: SamplingSettings,
+}
+
+/// What `run` needs.
+#[derive(Debug, PartialEq)]
+pub struct RunConfig {
+    /// A GGUF file.
+    pub model: PathBuf,
+    /// What is read.
+    pub prompt: PromptSource,
+    /// Tokens written at most; `None`: to the end of the text or of the context.
+    pub tokens_max: Option<u32>,
+    /// Write on when the model ends its text.
+    pub ignore_eos: bool,
+    /// The prompt goes through the chat template.
+    pub chat: bool,
+    /// Of the engine.
+    pub engine: EngineSettings,
+    /// Of the sampler.
+    pub sampling: SamplingSettings,
+}
+
+/// What `plan` needs.
+#[derive(Debug, PartialEq)]
+pub struct PlanConfig {
+    /// A GGUF file.
+    pub model: PathBuf,
+    /// Of the engine.
+    pub engine: EngineSettings,
+}
+
+/// What `logits` needs.
+#[derive(Debug, PartialEq)]
+pub struct LogitsConfig {
+    /// A GGUF file.
+    pub model: PathBuf,
+    /// Rows of the matrix.
+    pub tokens: TokenSource,
+    /// A NumPy file.
+    pub output: PathBuf,
+    /// Of the engine.
+    pub engine: EngineSettings,
+}
+
+/// What `perplexity` needs.
+#[derive(Debug, PartialEq)]
+pub struct PerplexityConfig {
+    /// A GGUF file.
+    pub model: PathBuf,
+    /// What is predicted.
+    pub corpus: PromptSource,
+    /// Tokens of one piece, at least two.
+    pub piece_tokens: u32,
+    /// Pieces read at most.
+    pub pieces_max: Option<u32>,
+    /// Of the engine.
+    pub engine: EngineSettings,
+}
+
+/// What `tokenize` needs.
+#[derive(Debug, PartialEq)]
+pub struct TokenizeConfig {
+    /// A GGUF file.
+    pub model: PathBuf,
+    /// Text, never tokens.
+    pub text: PromptSource,
+}
+
+/// What `detokenize` needs.
+#[derive(Debug, PartialEq)]
+pub struct DetokenizeConfig {
+    /// A GGUF file.
+    pub model: PathBuf,
+    /// What is turned into text.
+    pub tokens: TokenSource,
+}
+
+/// Where a prompt comes from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PromptSource {
+    /// Written out.
+    Text(String),
+    /// In a file of text.
+    File(PathBuf),
+    /// As token numbers.
+    Tokens(TokenSource),
+}
