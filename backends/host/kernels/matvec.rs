@@ -1,0 +1,236 @@
+//! The window path's product: at most a few rows of activations, each weight row read once.
+//!
+//! Every element is one dot product of a weight row and an activation row, computed by the same function whatever the number
+//! of rows in the window: a window of eight rows gives each the bits it has alone.
+
+use super::activations::ActivationFormat;
+use super::codes::CHUNK;
+use super::dot::{DotFn, dot_fn};
+use super::floats;
+use super::gemm::{Activations, Weights};
+use super::shared_slice::SharedSlice;
+use super::simd::SimdLevel;
+use super::vector::{LANES, Portable, Vector16};
+use crate::backends::host::pool::ThreadPool;
+
+/// Most rows of a window.
+pub const WINDOW_ROWS: usize = 8;
+/// Weights in a task: some ten microseconds of work.
+const TASK_WEIGHTS: usize = 1 << 16;
+
+/// `out[t * weights.n_rows + r] = W[r] . X[t]` for the first `n_tokens` (at most [`WINDOW_ROWS`]) activation rows.
+///
+/// # Panics
+/// Where shapes or formats do not match.
+pub fn matvec(pool: &ThreadPool, level: SimdLevel, weights: &Weights<'_>, activations: &Activations<'_>, n_tokens: usize, out: &mut [f32]) {
+    let n_rows = weights.n_rows;
+    assert_eq!(out.len(), n_tokens * n_rows, "{n_tokens} result rows of {n_rows}");
+    let tokens: Vec<usize> = (0..n_tokens).collect();
+    let product = WindowProduct::new(level, weights, activations, &tokens);
+    let rows_per_task = (TASK_WEIGHTS / weights.n_columns.max(1)).max(1);
+    let out = SharedSlice::new(out);
+    pool.run(n_rows.div_ceil(rows_per_task), &|task| {
+        for row in task * rows_per_task..((task + 1) * rows_per_task).min(n_rows) {
+            let mut dots = [0.0; WINDOW_ROWS];
+            product.dots(row, &mut dots[..n_tokens]);
+            for (token, dot) in dots[..n_tokens].iter().enumerate() {
+                // SAFETY: each weight row has one task, which alone writes its column of results.
+                let out = unsafe { out.part(token * n_rows + row, 1) };
+                out[0] = *dot;
+            }
+        }
+    });
+}
+
+/// A weight matrix with some rows of activations.
+pub(super) struct WindowProduct<'a> {
+    level: SimdLevel,
+    weights: Weights<'a>,
+    /// The activation rows of the window, in the order of the results.
+    rows: [&'a [u8]; WINDOW_ROWS],
+    n_rows: usize,
+    /// The fused product; none for f32 activations with quantised weights, which are dequantised first.
+    fused: Option<DotFn>,
+}
+
+impl<'a> WindowProduct<'a> {
+    /// Checks shapes; `tokens` are the activation rows taken.
+    pub(super) fn new(level: SimdLevel, weights: &Weights<'a>, activations: &Activations<'a>, tokens: &[usize]) -> Self {
+        weights.check();
+        assert_eq!(weights.n_columns, activations.n, "columns and activations");
+        assert!(tokens.len() <= WINDOW_ROWS, "a window of {} rows, at most {WINDOW_ROWS}", tokens.len());
+        let level = level.min(SimdLevel::detect());
+        let own_format = ActivationFormat::for_weights(weights.quant, false);
+        assert!(
+            activations.format == ActivationFormat::F32 || activations.format == own_format,
+            "{:?} activations with {} weights",
+            activations.format,
+            weights.quant
+        );
+        let fused = (activations.format == own_format).then(|| dot_fn(level, weights.quant));
+        let mut rows: [&[u8]; WINDOW_ROWS] = [&[]; WINDOW_ROWS];
+        rows.iter_mut().zip(tokens).for_each(|(row, token)| *row = activations.row(*token));
+        Self { level, weights: *weights, rows, n_rows: tokens.len(), fused }
+    }
+
+    /// The products of one weight row with every activation row.
+    pub(super) fn dots(&self, row: usize, out: &mut [f32]) {
+        let weights = self.weights.row(row);
+        match self.fused {
+            Some(dot) => {
+                for (out, activations) in out.iter_mut().zip(&self.rows[..self.n_rows]) {
+                    *out = dot(weights, activations);
+                }
+            }
+            None => self.float_dots(weights, out),
+        }
+    }
+
+    fn float_dots(&self, weights: &[u8], out: &mut [f32]) {
+        match self.level {
+            // SAFETY: portable code needs no instructions.
+            SimdLevel::Scalar => unsafe { self.float_dots_with::<Portable>(weights, out) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: `new` capped the level at what this processor has.
+            SimdLevel::Avx2 => unsafe { self.float_dots_avx2(weights, out) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            SimdLevel::Avx512 => unsafe { self.float_dots_avx512(weights, out) },
+            #[cfg(not(target_arch = "x86_64"))]
+            // SAFETY: portable code needs no instructions.
+            _ => unsafe { self.float_dots_with::<Portable>(weights, out) },
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,fma,f16c")]
+    fn float_dots_avx2(&self, weights: &[u8], out: &mut [f32]) {
+        // SAFETY: this function is compiled for the instructions of `Avx2`.
+        unsafe { self.float_dots_with::<super::vector::Avx2>(weights, out) }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl")]
+    fn float_dots_avx512(&self, weights: &[u8], out: &mut [f32]) {
+        // SAFETY: this function is compiled for the instructions of `Avx512`.
+        unsafe { self.float_dots_with::<super::vector::Avx512>(weights, out) }
+    }
+
+    /// # Safety
+    /// The instructions of `V` are there.
+    #[inline(always)]
+    unsafe fn float_dots_with<V: Vector16>(&self, weights: &[u8], out: &mut [f32]) {
+        let (quant, n) = (self.weights.quant, self.weights.n_columns);
+        let mut sums = [[0.0_f32; CHAINS * LANES]; WINDOW_ROWS];
+        // Zeros behind the last column add nothing.
+        let mut values = [0.0_f32; CHUNK];
+        let mut padded = [0.0_f32; CHUNK];
+        for first in (0..n).step_by(CHUNK) {
+            let columns = CHUNK.min(n - first);
+            let blocks = &weights[first / quant.block_len() * quant.block_bytes()..][..columns / quant.block_len() * quant.block_bytes()];
+            values[columns..].fill(0.0);
+            floats::decode(self.level, quant, blocks, &mut values[..columns]);
+            for (row, sums) in self.rows[..self.n_rows].iter().zip(&mut sums) {
+                let mut activations = row[4 * first..4 * (first + columns)].as_ptr().cast::<f32>();
+                if columns < CHUNK {
+                    padded[columns..].fill(0.0);
+                    let words = row[4 * first..].as_chunks::<4>().0;
+                    padded.iter_mut().zip(words).for_each(|(padded, bytes)| *padded = f32::from_le_bytes(*bytes));
+                    activations = padded.as_ptr();
+                }
+                // SAFETY: both sides have 256 readable f32; the caller promises the instructions.
+                unsafe { add_products::<V>(values.as_ptr(), activations, sums) };
+            }
+        }
+        for (out, sums) in out.iter_mut().zip(&sums[..self.n_rows]) {
+            *out = sums.iter().sum();
+        }
+    }
+}
+
+/// Independent sums side by side, which hide the latency of an addition.
+const CHAINS: usize = 4;
+
+/// `sums[i % 64] = fma(left[i], right[i], sums[i % 64])` for 256 numbers.
+#[inline(always)]
+unsafe fn add_products<V: Vector16>(left: *const f32, right: *const f32, sums: &mut [f32; CHAINS * LANES]) {
+    // SAFETY: offsets stay below 256 and 64; the caller promises the instructions.
+    unsafe {
+        let mut chains = [V::splat(0.0); CHAINS];
+        for (chain, sum) in chains.iter_mut().enumerate() {
+            *sum = V::load(sums.as_ptr().add(LANES * chain));
+        }
+        for first in (0..CHUNK).step_by(CHAINS * LANES) {
+            for (chain, sum) in chains.iter_mut().enumerate() {
+                let place = first + LANES * chain;
+                *sum = V::load(left.add(place)).multiply_add(V::load(right.add(place)), *sum);
+            }
+        }
+        for (chain, sum) in chains.iter().enumerate() {
+            sum.store(sums.as_mut_ptr().add(LANES * chain));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backends::host::kernels::activations::{quantise_rows, row_bytes};
+    use crate::backends::host::kernels::gemm::{TokenRows, gemm};
+    use crate::backends::host::kernels::test_data::Numbers;
+    use crate::quant::QuantType;
+
+    const N_ROWS: usize = 70;
+
+    fn pool(n_threads: usize) -> ThreadPool {
+        ThreadPool::new(n_threads).expect("threads")
+    }
+
+    /// Runs `work` with a matrix and 8 rows of activations, for every type with both kinds of activations.
+    fn for_every_type(work: impl Fn(&Weights<'_>, &Activations<'_>)) {
+        for (quant, exact) in QuantType::ALL.into_iter().flat_map(|quant| [(quant, false), (quant, true)]) {
+            let mut numbers = Numbers::seeded(91);
+            let n = if quant.block_len() == 256 { 768 } else { 352 };
+            let weights = numbers.weights(quant, N_ROWS, n);
+            let format = ActivationFormat::for_weights(quant, exact);
+            let mut rows = vec![0; WINDOW_ROWS * row_bytes(format, n)];
+            quantise_rows(&pool(1), SimdLevel::detect(), format, n, &numbers.floats(WINDOW_ROWS * n, 2.0), &mut rows);
+            work(&Weights::dense(quant, &weights, N_ROWS, n), &Activations { format, n, bytes: &rows });
+        }
+    }
+
+    fn product(n_threads: usize, level: SimdLevel, weights: &Weights<'_>, activations: &Activations<'_>, n_tokens: usize) -> Vec<f32> {
+        let mut out = vec![f32::NAN; n_tokens * N_ROWS];
+        matvec(&pool(n_threads), level, weights, activations, n_tokens, &mut out);
+        out
+    }
+
+    #[test]
+    fn a_window_agrees_with_the_prompt_path_at_every_level() {
+        for_every_type(|weights, activations| {
+            let mut expected = vec![0.0; WINDOW_ROWS * N_ROWS];
+            gemm(&pool(1), SimdLevel::Scalar, weights, activations, TokenRows::Contiguous(WINDOW_ROWS), &mut expected, N_ROWS);
+            let size = expected.iter().map(|value| value.abs()).sum::<f32>() / expected.len() as f32;
+            for level in SimdLevel::available() {
+                for (value, expected) in product(1, level, weights, activations, WINDOW_ROWS).iter().zip(&expected) {
+                    assert!((value - expected).abs() <= 1e-5 * size, "{} {level:?}: {value} for {expected}", weights.quant);
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn each_row_has_the_bits_it_has_alone_with_any_number_of_threads() {
+        for_every_type(|weights, activations| {
+            let level = SimdLevel::detect();
+            let together = product(1, level, weights, activations, WINDOW_ROWS);
+            assert!(product(3, level, weights, activations, WINDOW_ROWS) == together, "{}", weights.quant);
+            let bytes = row_bytes(activations.format, activations.n);
+            for row in 0..WINDOW_ROWS {
+                let alone = Activations { bytes: &activations.bytes[row * bytes..(row + 1) * bytes], ..*activations };
+                let expected = &together[row * N_ROWS..(row + 1) * N_ROWS];
+                assert!(product(2, level, weights, &alone, 1) == expected, "{} row {row}", weights.quant);
+            }
+        });
+    }
+}
