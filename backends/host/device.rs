@@ -1,0 +1,306 @@
+//! The `host` backend: the trait over the simulated device.
+
+use std::cell::{RefCell, RefMut};
+use std::rc::Rc;
+
+use super::clock::{Clock, ClockProfile};
+use super::faults::{Faults, FreeReading};
+use super::graph::{Command, EventId, Machine, StreamId, capabilities};
+use super::launch::Launcher;
+use super::memory::MemoryTable;
+use super::{GRAPH_NODE_BYTES, kernels::simd::SimdLevel, pool::ThreadPool};
+use crate::backend::{
+    AddrRange, Backend, BackendError, Capabilities, Copy, DeviceMemory, HostRegion, MemoryInfo, Op, PinnedMemory, Pool, Result,
+};
+use crate::units::Bytes;
+
+/// How to open a simulated device.
+#[derive(Clone, Debug)]
+pub struct HostConfig {
+    /// Device memory it pretends to have.
+    pub total: Bytes,
+    /// Threads that run kernels, the caller's included.
+    pub threads: usize,
+    /// Instruction set of the kernels; `None` takes the best there is.
+    pub simd: Option<SimdLevel>,
+    /// Model of a device's speed to keep virtual time by.
+    pub clock: Option<ClockProfile>,
+}
+
+impl HostConfig {
+    /// A device of `total` bytes with `threads` threads and no virtual clock.
+    #[must_use]
+    pub const fn new(total: Bytes, threads: usize) -> Self {
+        Self { total, threads, simd: None, clock: None }
+    }
+}
+
+/// The embedded backend: RAM with a budget, CPU kernels, and faults on demand.
+pub struct HostBackend {
+    machine: Rc<RefCell<Machine>>,
+    capabilities: Capabilities,
+}
+
+impl HostBackend {
+    /// Opens a simulated device.
+    ///
+    /// # Errors
+    /// [`BackendError::Open`] where the system has no thread left.
+    pub fn open(config: &HostConfig) -> Result<Self> {
+        let pool = ThreadPool::new(config.threads).map_err(|error| BackendError::Open { backend: "host", reason: error.to_string() })?;
+        let level = config.simd.unwrap_or_else(SimdLevel::detect);
+        let launcher = Launcher::new(pool, level);
+        let device = format!("simulated device, {} threads, {level:?}", config.threads);
+        let machine = Machine::new(MemoryTable::new(config.total), launcher, config.clock.map(Clock::new));
+        Ok(Self { machine: Rc::new(RefCell::new(machine)), capabilities: capabilities(config.total, device) })
+    }
+
+    /// The faults to inject, to be set by a test.
+    #[must_use]
+    pub fn faults(&self) -> RefMut<'_, Faults> {
+        RefMut::map(self.machine.borrow_mut(), |machine| &mut machine.faults)
+    }
+
+    /// The same device again, so that a test can watch it while an engine uses it.
+    #[must_use]
+    pub fn share(&self) -> Self {
+        Self { machine: Rc::clone(&self.machine), capabilities: self.capabilities.clone() }
+    }
+
+    /// Device memory allocated now.
+    #[must_use]
+    pub fn used(&self) -> Bytes {
+        self.machine.borrow().memory.used()
+    }
+
+    /// Most device memory ever allocated at once.
+    #[must_use]
+    pub fn peak(&self) -> Bytes {
+        self.machine.borrow().memory.peak()
+    }
+
+    /// Virtual time of a stream's finished work, in seconds; 0 without a clock.
+    #[must_use]
+    pub fn stream_time_s(&self, stream: &HostStream) -> f64 {
+        self.machine.borrow().stream_time_s(stream.0)
+    }
+
+    fn memory(&self, range: AddrRange) -> HostMemory {
+        HostMemory { machine: Rc::clone(&self.machine), range }
+    }
+}
+
+/// Memory of the simulated device or beside it; freed on drop, after the queued work that may use it.
+pub struct HostMemory {
+    machine: Rc<RefCell<Machine>>,
+    range: AddrRange,
+}
+
+impl DeviceMemory for HostMemory {
+    fn range(&self) -> AddrRange {
+        self.range
+    }
+}
+
+impl HostMemory {
+    fn part(&self, offset: usize, bytes: usize) -> AddrRange {
+        let part = AddrRange { start: self.range.start.offset(Bytes::from(offset)), bytes: Bytes::from(bytes) };
+        assert!(part.end() <= self.range.end(), "{bytes} bytes at {offset} leave a buffer of {}", self.range.bytes);
+        part
+    }
+}
+
+impl PinnedMemory for HostMemory {
+    fn read(&self, offset: usize, bytes: &mut [u8]) {
+        let range = self.part(offset, bytes.len());
+        let machine = self.machine.borrow();
+        let data = machine.memory.readable("pinned read", range).expect("an owned buffer is live");
+        // SAFETY: the table checked the range; `bytes` is a distinct, exclusive slice.
+        unsafe { std::ptr::copy_nonoverlapping(data, bytes.as_mut_ptr(), bytes.len()) };
+    }
+
+    fn write(&self, offset: usize, bytes: &[u8]) {
+        let range = self.part(offset, bytes.len());
+        let machine = self.machine.borrow();
+        let data = machine.memory.writable("pinned write", range).expect("an owned pinned buffer can be written");
+        // SAFETY: the table checked the range, which belongs to the table and not to `bytes`.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), data, bytes.len()) };
+    }
+}
+
+impl Drop for HostMemory {
+    fn drop(&mut self) {
+        // A device that is in use by this very thread cannot be waited for; that happens only while a panic unwinds.
+        if let Ok(mut machine) = self.machine.try_borrow_mut() {
+            // Faults of queued work were or will be reported to whoever synchronises; freeing goes on.
+            let _ = machine.synchronise_all();
+            machine.memory.release(self.range.start);
+        }
+    }
+}
+
+/// A queue of work.
+pub struct HostStream(pub(super) StreamId);
+
+/// A point in a stream.
+pub struct HostEvent(EventId);
+
+/// A recorded sequence; charges the device for its nodes while it lives.
+pub struct HostGraph {
+    machine: Rc<RefCell<Machine>>,
+    commands: Rc<Vec<Command>>,
+    bytes: Bytes,
+}
+
+impl Drop for HostGraph {
+    fn drop(&mut self) {
+        if let Ok(mut machine) = self.machine.try_borrow_mut() {
+            machine.memory.discharge(self.bytes);
+        }
+    }
+}
+
+impl Backend for HostBackend {
+    type Buffer = HostMemory;
+    type Pinned = HostMemory;
+    type Registered = HostMemory;
+    type Stream = HostStream;
+    type Event = HostEvent;
+    type Graph = HostGraph;
+
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn memory_info(&self) -> Result<MemoryInfo> {
+        let mut machine = self.machine.borrow_mut();
+        machine.check_alive()?;
+        let total = machine.memory.total();
+        let true_free = total.saturating_sub(machine.memory.used()).saturating_sub(machine.faults.held_by_others);
+        let free = match &mut machine.faults.free_reading {
+            Some((reading, times)) if *times > 0 => {
+                *times -= 1;
+                match reading {
+                    FreeReading::Zero => Some(Bytes::ZERO),
+                    FreeReading::AboveTotal => Some(total + Bytes(1)),
+                    FreeReading::Unknown => None,
+                    FreeReading::Fails => {
+                        return Err(BackendError::Unsupported { backend: "host", what: "the memory query (injected fault)".to_owned() });
+                    }
+                }
+            }
+            _ => Some(true_free),
+        };
+        Ok(MemoryInfo { free, total, os_budget: None })
+    }
+
+    fn malloc(&self, bytes: Bytes, purpose: &str) -> Result<HostMemory> {
+        let mut machine = self.machine.borrow_mut();
+        machine.check_alive()?;
+        if machine.is_recording() {
+            return Err(BackendError::OutOfOrder { call: "malloc", state: "a capture is recording" });
+        }
+        let free = machine.memory.total().saturating_sub(machine.memory.used()).saturating_sub(machine.faults.held_by_others);
+        if Faults::strikes(&mut machine.faults.mallocs_until_failure) || bytes > free {
+            return Err(BackendError::OutOfMemory { pool: Pool::Device, purpose: purpose.to_owned(), requested: bytes, free });
+        }
+        machine.memory.allocate_device(bytes, purpose).map(|range| self.memory(range))
+    }
+
+    fn alloc_pinned(&self, bytes: Bytes, purpose: &str) -> Result<HostMemory> {
+        self.machine.borrow_mut().memory.allocate_pinned(bytes, purpose).map(|range| self.memory(range))
+    }
+
+    fn register(&self, region: HostRegion) -> Result<HostMemory> {
+        let mut machine = self.machine.borrow_mut();
+        let memory = match region {
+            HostRegion::Pageable(memory) => memory,
+            HostRegion::ReadOnlyFile(memory) => {
+                let requested = Bytes::from((*memory).as_ref().len());
+                if let Some(limit) = &mut machine.faults.register_limit {
+                    let Some(left) = limit.checked_sub(requested) else {
+                        let purpose = "registering the model file".to_owned();
+                        return Err(BackendError::OutOfMemory { pool: Pool::PinnedHost, purpose, requested, free: *limit });
+                    };
+                    *limit = left;
+                }
+                memory
+            }
+        };
+        let range = machine.memory.register(memory);
+        Ok(self.memory(range))
+    }
+
+    fn create_stream(&self) -> Result<HostStream> {
+        Ok(HostStream(self.machine.borrow_mut().create_stream()))
+    }
+
+    fn create_event(&self) -> Result<HostEvent> {
+        Ok(HostEvent(self.machine.borrow_mut().create_event()))
+    }
+
+    fn record(&self, stream: &HostStream, event: &HostEvent) -> Result<()> {
+        self.machine.borrow_mut().record(stream.0, event.0)
+    }
+
+    fn wait(&self, stream: &HostStream, event: &HostEvent) -> Result<()> {
+        self.machine.borrow_mut().wait(stream.0, event.0)
+    }
+
+    fn is_done(&self, event: &HostEvent) -> Result<bool> {
+        self.machine.borrow_mut().is_done(event.0)
+    }
+
+    fn synchronise_event(&self, event: &HostEvent) -> Result<()> {
+        self.machine.borrow_mut().synchronise_event(event.0)
+    }
+
+    fn elapsed_s(&self, start: &HostEvent, end: &HostEvent) -> Result<f64> {
+        self.machine.borrow().elapsed_s(start.0, end.0)
+    }
+
+    fn synchronise(&self, stream: &HostStream) -> Result<()> {
+        self.machine.borrow_mut().synchronise(stream.0)
+    }
+
+    fn copy(&self, stream: &HostStream, copy: Copy) -> Result<()> {
+        let mut machine = self.machine.borrow_mut();
+        machine.memory.readable("copy source", AddrRange { start: copy.src, bytes: copy.bytes })?;
+        machine.memory.writable("copy destination", AddrRange { start: copy.dst, bytes: copy.bytes })?;
+        machine.submit(stream.0, Command::Copy(copy))
+    }
+
+    fn fill(&self, stream: &HostStream, range: AddrRange, byte: u8) -> Result<()> {
+        let mut machine = self.machine.borrow_mut();
+        machine.memory.writable("fill", range)?;
+        machine.submit(stream.0, Command::Fill(range, byte))
+    }
+
+    fn discard(&self, stream: &HostStream, range: AddrRange) -> Result<()> {
+        self.fill(stream, range, super::memory::POISON)
+    }
+
+    fn launch(&self, stream: &HostStream, op: &Op) -> Result<()> {
+        self.machine.borrow_mut().submit(stream.0, Command::Launch(op.clone()))
+    }
+
+    fn begin_capture(&self, stream: &HostStream) -> Result<()> {
+        self.machine.borrow_mut().begin_capture(stream.0)
+    }
+
+    fn end_capture(&self, stream: &HostStream) -> Result<HostGraph> {
+        let mut machine = self.machine.borrow_mut();
+        let commands = machine.end_capture(stream.0)?;
+        let bytes = GRAPH_NODE_BYTES * commands.len() as u64;
+        machine.memory.charge(bytes, "captured graph")?;
+        Ok(HostGraph { machine: Rc::clone(&self.machine), commands: Rc::new(commands), bytes })
+    }
+
+    fn replay(&self, stream: &HostStream, graph: &HostGraph) -> Result<()> {
+        self.machine.borrow_mut().submit(stream.0, Command::Replay(Rc::clone(&graph.commands)))
+    }
+
+    fn graph_bytes(&self, graph: &HostGraph) -> Bytes {
+        graph.bytes
+    }
+}

@@ -1,0 +1,164 @@
+//! Runs operations: resolves their operands and calls the kernel.
+
+use std::cell::RefCell;
+
+use super::clock::Cost;
+use super::kernels::activations::quantise_rows;
+use super::kernels::attention::{AttentionInputs, attention};
+use super::kernels::gemm::{Activations, TokenRows, Weights, gemm};
+use super::kernels::kv::{KvShape, KvType, store_rows};
+use super::kernels::matvec::matvec;
+use super::kernels::norm::rms_norm;
+use super::kernels::rope::{HeadNorm, Rope, norm_and_rotate};
+use super::kernels::router::{Route, choose_experts};
+use super::kernels::simd::SimdLevel;
+use super::memory::MemoryTable;
+use super::operands::Operands;
+use super::pool::ThreadPool;
+use crate::backend::op::{KvFormat, Matrix, Op, Path};
+use crate::backend::{Addr, Result};
+use crate::quant::ActivationFormat;
+
+/// Threads, instruction set and scratch for running operations.
+pub struct Launcher {
+    pub(super) pool: ThreadPool,
+    pub(super) level: SimdLevel,
+    /// Products that are added to their output; kept to spare an allocation a product.
+    product: RefCell<Vec<f32>>,
+}
+
+fn kv_type(format: KvFormat) -> KvType {
+    match format {
+        KvFormat::F32 => KvType::F32,
+        KvFormat::F16 => KvType::F16,
+        KvFormat::Q8_0 => KvType::Q8_0,
+    }
+}
+
+impl Launcher {
+    /// A launcher on `pool` with kernels of `level`.
+    pub fn new(pool: ThreadPool, level: SimdLevel) -> Self {
+        Self { pool, level, product: RefCell::new(Vec::new()) }
+    }
+
+    /// Runs one operation and says what it asked of the device.
+    pub fn run(&self, op: &Op, memory: &MemoryTable) -> Result<Cost> {
+        let operands = Operands::new(op.name(), memory);
+        match *op {
+            Op::RmsNorm { x, weight, out, n_rows, n_cols, eps } => {
+                let n = n_rows as usize * n_cols as usize;
+                rms_norm(&self.pool, self.level, operands.read(x, n)?, operands.read(weight, n_cols as usize)?, eps, operands.write(out, n)?);
+                Ok(bytes_cost(8 * n))
+            }
+            Op::Quantise { x, out, n_rows, n_cols, format } => {
+                let (n_rows, n_cols) = (n_rows as usize, n_cols as usize);
+                let out = operands.write::<u8>(out, n_rows * format.row_bytes(n_cols))?;
+                let cost = bytes_cost(4 * n_rows * n_cols + out.len());
+                quantise_rows(&self.pool, self.level, format, n_cols, operands.read(x, n_rows * n_cols)?, out);
+                Ok(cost)
+            }
+            Op::MatMul { weights, input, format, out, n_rows, path, accumulate } => {
+                self.mat_mul(&operands, weights, (input, format), out, n_rows as usize, path, accumulate)
+            }
+            Op::HeadNormRope { x, weight, positions, n_rows, n_head, head_dim, n_rot, freq_base, eps } => {
+                let (n_rows, head_size) = (n_rows as usize, head_dim as usize);
+                let n = n_rows * n_head as usize * head_size;
+                let rope = Rope { head_size, n_rotated: n_rot as usize, freq_base: f64::from(freq_base) };
+                let norm = HeadNorm { weight: operands.read(weight, head_size)?, epsilon: eps };
+                let positions = operands.positions(positions, n_rows, u32::MAX)?;
+                norm_and_rotate(&self.pool, self.level, rope, Some(norm), operands.write(x, n)?, positions);
+                Ok(bytes_cost(8 * n))
+            }
+            Op::KvStore { rows, cache, format, positions, n_rows, n_head_kv, head_dim, n_ctx } => {
+                let shape = KvShape { kv_type: kv_type(format), n_head_kv: n_head_kv as usize, head_size: head_dim as usize };
+                let positions = operands.positions(positions, n_rows as usize, n_ctx)?;
+                let rows = operands.read(rows, positions.len() * shape.n_head_kv * shape.head_size)?;
+                store_rows(&self.pool, &shape, rows, positions, operands.write(cache, n_ctx as usize * shape.position_bytes())?);
+                Ok(bytes_cost(4 * rows.len() + positions.len() * shape.position_bytes()))
+            }
+            Op::Attention { .. } => self.attention(&operands, op),
+            Op::Router { logits, ids, weights, n_rows, n_expert, n_used, scale } => {
+                let (n_rows, n_expert, n_used) = (n_rows as usize, n_expert as usize, n_used as usize);
+                let logits = operands.read::<f32>(logits, n_rows * n_expert)?;
+                let ids = operands.write::<u32>(ids, n_rows * n_used)?;
+                let weights = operands.write::<f32>(weights, n_rows * n_used)?;
+                let mut routes = vec![Route { expert: 0, weight: 0.0 }; n_used];
+                for (row, logits) in logits.chunks_exact(n_expert).enumerate() {
+                    choose_experts(logits, scale, &mut routes);
+                    for (at, route) in (row * n_used..).zip(&routes) {
+                        (ids[at], weights[at]) = (route.expert, route.weight);
+                    }
+                }
+                Ok(bytes_cost(4 * n_rows * (n_expert + 2 * n_used)))
+            }
+            Op::ExpertsWindow { .. } => self.experts_window(&operands, op),
+            Op::ExpertsPrompt { .. } => self.experts_prompt(&operands, op),
+        }
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "the operands of the operation, by name")]
+    fn mat_mul(
+        &self,
+        operands: &Operands<'_>,
+        matrix: Matrix,
+        (input, format): (Addr, ActivationFormat),
+        out: Addr,
+        n_rows: usize,
+        path: Path,
+        accumulate: bool,
+    ) -> Result<Cost> {
+        let (n_out, n_in) = (matrix.rows as usize, matrix.cols as usize);
+        let bytes = operands.read::<u8>(matrix.addr, n_out * matrix.row_bytes())?;
+        let weights = Weights::dense(matrix.quant_type, bytes, n_out, n_in);
+        let activations = Activations { format, n: n_in, bytes: operands.read(input, n_rows * format.row_bytes(n_in))? };
+        let out = operands.write::<f32>(out, n_rows * n_out)?;
+        if accumulate {
+            let mut product = self.product.borrow_mut();
+            product.resize(out.len(), 0.0);
+            self.product(&weights, &activations, n_rows, path, &mut product);
+            for (sum, term) in out.iter_mut().zip(&*product) {
+                *sum += term;
+            }
+        } else {
+            self.product(&weights, &activations, n_rows, path, out);
+        }
+        let moved = bytes.len() + activations.bytes.len() + 4 * n_rows * n_out;
+        Ok(Cost { flop: 2.0 * n_rows as f64 * n_out as f64 * n_in as f64, ..bytes_cost(moved) })
+    }
+
+    fn product(&self, weights: &Weights<'_>, activations: &Activations<'_>, n_rows: usize, path: Path, out: &mut [f32]) {
+        match path {
+            Path::Prompt => gemm(&self.pool, self.level, weights, activations, TokenRows::Contiguous(n_rows), out, weights.n_rows),
+            Path::Window => matvec(&self.pool, self.level, weights, activations, n_rows, out),
+        }
+    }
+
+    fn attention(&self, operands: &Operands<'_>, op: &Op) -> Result<Cost> {
+        let Op::Attention { q, k_cache, v_cache, format, positions, out, n_rows, n_head, n_head_kv, head_dim, n_ctx, scale } = *op else {
+            unreachable!("called for attention only");
+        };
+        let shape = KvShape { kv_type: kv_type(format), n_head_kv: n_head_kv as usize, head_size: head_dim as usize };
+        let positions = operands.positions(positions, n_rows as usize, n_ctx)?;
+        let n = positions.len() * n_head as usize * head_dim as usize;
+        let cache_bytes = n_ctx as usize * shape.position_bytes();
+        let inputs = AttentionInputs {
+            shape,
+            n_head: n_head as usize,
+            scale,
+            queries: operands.read(q, n)?,
+            keys: operands.read(k_cache, cache_bytes)?,
+            values: operands.read(v_cache, cache_bytes)?,
+            positions,
+        };
+        attention(&self.pool, self.level, &inputs, operands.write(out, n)?);
+        let keys_seen: f64 = positions.iter().map(|&position| f64::from(position) + 1.0).sum();
+        let read = positions.last().map_or(0, |&last| 2 * (last as usize + 1) * shape.position_bytes());
+        Ok(Cost { flop: 4.0 * keys_seen * f64::from(n_head) * f64::from(head_dim), ..bytes_cost(read + 8 * n) })
+    }
+}
+
+/// The cost of moving `bytes` of device memory.
+#[allow(clippy::cast_precision_loss, reason = "a model of time")]
+pub(super) fn bytes_cost(bytes: usize) -> Cost {
+    Cost { device_bytes: bytes as f64, ..Cost::default() }
+}

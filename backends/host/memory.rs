@@ -1,0 +1,213 @@
+//! The simulated device's memory: an address table over RAM with a byte budget.
+//!
+//! Addresses are numbers of our own, not pointers: each allocation gets a fresh range with a guard gap behind it, and every access is
+//! looked up and bounds-checked. A stale address is therefore an error here, where a real device would read garbage.
+
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::collections::BTreeMap;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use crate::backend::{Addr, AddrRange, BackendError, Pool, Result};
+use crate::units::Bytes;
+
+/// What fresh, freed and lent memory holds: as f32 a NaN, as an index far out of any range.
+pub const POISON: u8 = 0xFF;
+
+/// Alignment of device allocations and of their addresses.
+const ALIGN: u64 = 256;
+/// Addresses left unused behind an allocation, so that an overrun meets no neighbour.
+const GUARD: u64 = 1 << 16;
+
+/// Page-aligned RAM, freed on drop.
+struct Block {
+    data: NonNull<u8>,
+    layout: Layout,
+}
+
+impl Block {
+    fn zeroed(bytes: usize) -> Option<Self> {
+        let layout = Layout::from_size_align(bytes.max(1), ALIGN as usize).ok()?;
+        // SAFETY: the layout has a size of at least one byte.
+        let data = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+        Some(Self { data, layout })
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        // SAFETY: `data` was allocated with this layout and is freed once.
+        unsafe { dealloc(self.data.as_ptr(), self.layout) }
+    }
+}
+
+enum Storage {
+    Device(Block),
+    Pinned(Block),
+    Registered(Arc<dyn AsRef<[u8]> + Send + Sync>),
+}
+
+struct Allocation {
+    bytes: u64,
+    storage: Storage,
+}
+
+/// Where an operand lies. Registered host memory counts as `Host`, so do pinned buffers: reading them crosses the link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// Device memory.
+    Device,
+    /// Host memory.
+    Host,
+}
+
+/// All live allocations of one device.
+pub struct MemoryTable {
+    allocations: BTreeMap<u64, Allocation>,
+    next_address: u64,
+    total: Bytes,
+    used: Bytes,
+    peak: Bytes,
+}
+
+impl MemoryTable {
+    /// A device of `total` bytes with nothing allocated.
+    pub fn new(total: Bytes) -> Self {
+        Self { allocations: BTreeMap::new(), next_address: 1 << 32, total, used: Bytes::ZERO, peak: Bytes::ZERO }
+    }
+
+    pub fn total(&self) -> Bytes {
+        self.total
+    }
+
+    pub fn used(&self) -> Bytes {
+        self.used
+    }
+
+    pub fn peak(&self) -> Bytes {
+        self.peak
+    }
+
+    fn insert(&mut self, bytes: Bytes, storage: Storage) -> AddrRange {
+        let start = self.next_address;
+        self.next_address += bytes.align_up(ALIGN).0 + GUARD;
+        self.allocations.insert(start, Allocation { bytes: bytes.0, storage });
+        AddrRange { start: Addr(start), bytes }
+    }
+
+    /// Charges `bytes` to the budget without giving an address, e.g. for a captured graph.
+    pub fn charge(&mut self, bytes: Bytes, purpose: &str) -> Result<()> {
+        let free = self.total.saturating_sub(self.used);
+        if bytes > free {
+            return Err(BackendError::OutOfMemory { pool: Pool::Device, purpose: purpose.to_owned(), requested: bytes, free });
+        }
+        self.used += bytes;
+        self.peak = self.peak.max(self.used);
+        Ok(())
+    }
+
+    /// Takes back what [`MemoryTable::charge`] charged.
+    pub fn discharge(&mut self, bytes: Bytes) {
+        self.used = self.used.saturating_sub(bytes);
+    }
+
+    pub fn allocate_device(&mut self, bytes: Bytes, purpose: &str) -> Result<AddrRange> {
+        self.charge(bytes, purpose)?;
+        let Some(block) = Block::zeroed(bytes.as_usize()) else {
+            self.discharge(bytes);
+            return Err(BackendError::OutOfMemory { pool: Pool::Device, purpose: purpose.to_owned(), requested: bytes, free: Bytes::ZERO });
+        };
+        let range = self.insert(bytes, Storage::Device(block));
+        self.poison(range)?;
+        Ok(range)
+    }
+
+    pub fn allocate_pinned(&mut self, bytes: Bytes, purpose: &str) -> Result<AddrRange> {
+        match Block::zeroed(bytes.as_usize()) {
+            Some(block) => Ok(self.insert(bytes, Storage::Pinned(block))),
+            None => Err(BackendError::OutOfMemory {
+                pool: Pool::PinnedHost,
+                purpose: purpose.to_owned(),
+                requested: bytes,
+                free: Bytes::ZERO,
+            }),
+        }
+    }
+
+    pub fn register(&mut self, memory: Arc<dyn AsRef<[u8]> + Send + Sync>) -> AddrRange {
+        let bytes = Bytes::from((*memory).as_ref().len());
+        self.insert(bytes, Storage::Registered(memory))
+    }
+
+    /// Frees an allocation of any kind; device memory is poisoned first.
+    pub fn release(&mut self, start: Addr) {
+        let Some(allocation) = self.allocations.get(&start.0) else { return };
+        let bytes = Bytes(allocation.bytes);
+        if matches!(allocation.storage, Storage::Device(_)) {
+            let poisoned = self.poison(AddrRange { start, bytes });
+            debug_assert!(poisoned.is_ok(), "a live device allocation can be written");
+            self.discharge(bytes);
+        }
+        self.allocations.remove(&start.0);
+    }
+
+    fn find(&self, what: &'static str, range: AddrRange) -> Result<(&Allocation, usize)> {
+        let bad = BackendError::BadAddress { what, addr: range.start, bytes: range.bytes };
+        let (&start, allocation) = self.allocations.range(..=range.start.0).next_back().ok_or(bad.clone())?;
+        let offset = range.start.0 - start;
+        let room = allocation.bytes.checked_sub(offset).ok_or(bad.clone())?;
+        if range.bytes.0 > room {
+            return Err(bad);
+        }
+        Ok((allocation, Bytes(offset).as_usize()))
+    }
+
+    /// Which side of the link a range lies on.
+    pub fn place(&self, range: AddrRange) -> Result<Place> {
+        let (allocation, _) = self.find("place", range)?;
+        Ok(if matches!(allocation.storage, Storage::Device(_)) { Place::Device } else { Place::Host })
+    }
+
+    /// Start of a readable range.
+    pub fn readable(&self, what: &'static str, range: AddrRange) -> Result<*const u8> {
+        let (allocation, offset) = self.find(what, range)?;
+        let base = match &allocation.storage {
+            Storage::Device(block) | Storage::Pinned(block) => block.data.as_ptr().cast_const(),
+            Storage::Registered(memory) => (**memory).as_ref().as_ptr(),
+        };
+        // SAFETY: `find` checked that the range lies inside the allocation.
+        Ok(unsafe { base.add(offset) })
+    }
+
+    /// Start of a writable range; registered memory is read-only.
+    pub fn writable(&self, what: &'static str, range: AddrRange) -> Result<*mut u8> {
+        let (allocation, offset) = self.find(what, range)?;
+        match &allocation.storage {
+            // SAFETY: `find` checked that the range lies inside the allocation.
+            Storage::Device(block) | Storage::Pinned(block) => Ok(unsafe { block.data.as_ptr().add(offset) }),
+            Storage::Registered(_) => Err(BackendError::Overlap { what, addr: range.start }),
+        }
+    }
+
+    /// Overwrites a range with one byte.
+    pub fn fill(&self, range: AddrRange, byte: u8) -> Result<()> {
+        let data = self.writable("fill", range)?;
+        // SAFETY: `writable` checked the range; no slice of it is alive, as operations run one after another.
+        unsafe { data.write_bytes(byte, range.bytes.as_usize()) };
+        Ok(())
+    }
+
+    /// Overwrites a range with [`POISON`].
+    pub fn poison(&self, range: AddrRange) -> Result<()> {
+        self.fill(range, POISON)
+    }
+
+    /// Copies between two ranges, which may overlap.
+    pub fn copy(&self, dst: Addr, src: Addr, bytes: Bytes) -> Result<()> {
+        let from = self.readable("copy source", AddrRange { start: src, bytes })?;
+        let to = self.writable("copy destination", AddrRange { start: dst, bytes })?;
+        // SAFETY: both ranges were checked; `copy` allows overlap.
+        unsafe { std::ptr::copy(from, to, bytes.as_usize()) };
+        Ok(())
+    }
+}

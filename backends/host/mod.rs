@@ -1,0 +1,27 @@
+//! The embedded backend: a device simulated in RAM, with real CPU kernels.
+//!
+//! It is the backend of a build without a GPU feature and the reference for the others. [`memory`](self) keeps a byte budget and an
+//! address table that refuses stale addresses, streams run only when waited for, faults can be injected, and a virtual clock can
+//! charge what a modelled device would have taken.
+#![allow(unsafe_code, reason = "kernels and simulated device memory work on raw addresses; every block says why it may")]
+
+mod clock;
+mod device;
+mod experts;
+mod faults;
+mod graph;
+pub mod kernels;
+mod launch;
+mod memory;
+mod operands;
+pub mod pool;
+
+pub use clock::{Clock, ClockProfile, Cost};
+pub use device::{HostBackend, HostConfig, HostEvent, HostGraph, HostMemory, HostStream};
+pub use faults::{Faults, FreeReading};
+pub use memory::POISON;
+
+use crate::units::Bytes;
+
+/// Device memory that a node of a captured graph is charged with, a figure of the size that drivers take.
+pub(crate) const GRAPH_NODE_BYTES: Bytes = Bytes(512);

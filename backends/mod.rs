@@ -1,0 +1,3 @@
+//! The backends this build has.
+
+pub mod host;
