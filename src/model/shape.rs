@@ -1,0 +1,215 @@
+//! Sizes of a model, read from the metadata and checked once.
+
+use crate::gguf::{GgufFile, Metadata};
+use crate::model::ModelError;
+
+/// Architectures of this version, as messages name them.
+pub const SUPPORTED: &str = "qwen3moe";
+
+/// Sizes of a model. All counts are at least 1.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModelShape {
+    /// `general.architecture`.
+    pub architecture: String,
+    /// Layers.
+    pub n_layer: u32,
+    /// Width of the residual.
+    pub n_embd: u32,
+    /// Query heads.
+    pub n_head: u32,
+    /// Key and value heads.
+    pub n_head_kv: u32,
+    /// Numbers of one head.
+    pub head_dim: u32,
+    /// Numbers of a head that rotate.
+    pub n_rot: u32,
+    /// Routed experts of a layer.
+    pub n_expert: u32,
+    /// Experts that a token uses.
+    pub n_expert_used: u32,
+    /// Inner width of an expert.
+    pub n_ff: u32,
+    /// Tokens the head tells apart: rows of `token_embd`, which may exceed the token list.
+    pub n_vocab: u32,
+    /// Tokens the model was trained on at once.
+    pub n_ctx_train: u32,
+    /// Added to mean squares in norms.
+    pub rms_eps: f32,
+    /// Base of the rotary angles.
+    pub rope_freq_base: f32,
+    /// Factor on the attention scores.
+    pub attention_scale: f32,
+    /// Factor on the router's weights.
+    pub expert_weights_scale: f32,
+}
+
+/// Largest value accepted for any size, far above any model: a sum of products of such numbers fits 64 bits.
+const SIZE_MAX: u32 = 1 << 24;
+
+struct Reader<'a> {
+    metadata: &'a Metadata,
+    architecture: String,
+}
+
+impl Reader<'_> {
+    fn key(&self, name: &str) -> String {
+        format!("{}.{name}", self.architecture)
+    }
+
+    fn refuse(&self, name: &str, value: impl ToString, rule: impl Into<String>) -> ModelError {
+        ModelError::Value { file: self.metadata.file().to_owned(), key: self.key(name), value: value.to_string(), rule: rule.into() }
+    }
+
+    fn size(&self, name: &str) -> Result<u32, ModelError> {
+        self.checked(name, self.metadata.u32(&self.key(name))?)
+    }
+
+    fn size_or(&self, name: &str, default: u32) -> Result<u32, ModelError> {
+        match self.metadata.u32_opt(&self.key(name))? {
+            Some(value) => self.checked(name, value),
+            None => Ok(default),
+        }
+    }
+
+    fn checked(&self, name: &str, value: u32) -> Result<u32, ModelError> {
+        if (1..=SIZE_MAX).contains(&value) { Ok(value) } else { Err(self.refuse(name, value, format!("it must be from 1 to {SIZE_MAX}"))) }
+    }
+
+    /// A key that may be one number or an array of one a layer; layers that differ are not supported.
+    fn uniform(&self, name: &str, n_layer: u32) -> Result<Option<u32>, ModelError> {
+        let Some(values) = self.metadata.per_layer_u32_opt(&self.key(name), n_layer)? else { return Ok(None) };
+        let value = values.uniform().ok_or_else(|| self.refuse(name, "not the same for all layers", "this version needs one value"))?;
+        self.checked(name, value).map(Some)
+    }
+
+    fn float(&self, name: &str, default: Option<f32>) -> Result<f32, ModelError> {
+        let value = match (self.metadata.f32_opt(&self.key(name))?, default) {
+            (Some(value), _) | (None, Some(value)) => value,
+            (None, None) => self.metadata.f32(&self.key(name))?,
+        };
+        if value.is_finite() { Ok(value) } else { Err(self.refuse(name, value, "it must be a finite number")) }
+    }
+
+    fn refuse_rope_scaling(&self) -> Result<(), ModelError> {
+        match self.metadata.string_opt(&self.key("rope.scaling.type"))? {
+            None | Some("none") => Ok(()),
+            Some(kind) => Err(self.refuse("rope.scaling.type", kind, "this version has no rope scaling: use a file without it")),
+        }
+    }
+}
+
+impl ModelShape {
+    /// Reads and checks the sizes of `file`.
+    ///
+    /// # Errors
+    /// Where the architecture is not supported, a key is missing or of a wrong type, or a number makes no sense.
+    pub fn read(metadata: &Metadata, file: &GgufFile) -> Result<Self, ModelError> {
+        let architecture = metadata.string("general.architecture")?.to_owned();
+        if architecture != "qwen3moe" {
+            return Err(ModelError::Architecture { file: metadata.file().to_owned(), found: architecture, supported: SUPPORTED });
+        }
+        let reader = Reader { metadata, architecture: architecture.clone() };
+        reader.refuse_rope_scaling()?;
+        let n_layer = reader.size("block_count")?;
+        let n_embd = reader.size("embedding_length")?;
+        let n_head = reader.uniform("attention.head_count", n_layer)?.ok_or_else(|| missing(&reader, "attention.head_count"))?;
+        let n_head_kv = reader.uniform("attention.head_count_kv", n_layer)?.unwrap_or(n_head);
+        let head_dim = reader.size_or("attention.key_length", n_embd / n_head)?;
+        let n_expert_used = reader.size("expert_used_count")?;
+        let n_ff = match reader.uniform("expert_feed_forward_length", n_layer)? {
+            Some(width) => width,
+            // Files from before the key existed give the sum over the experts used.
+            None => reader.size("feed_forward_length")? / n_expert_used,
+        };
+        let attention_scale = match reader.float("attention.scale", Some(0.0))? {
+            0.0 => 1.0 / reader_f32(head_dim).sqrt(),
+            scale => scale,
+        };
+        let expert_weights_scale = match reader.float("expert_weights_scale", Some(1.0))? {
+            0.0 => 1.0,
+            scale => scale,
+        };
+        let embedding = file.tensor("token_embd.weight").ok_or_else(|| ModelError::MissingTensor {
+            file: metadata.file().to_owned(),
+            tensor: "token_embd.weight".to_owned(),
+        })?;
+        let shape = Self {
+            n_layer,
+            n_embd,
+            n_head,
+            n_head_kv,
+            head_dim,
+            n_rot: reader.size_or("rope.dimension_count", head_dim)?,
+            n_expert: reader.size("expert_count")?,
+            n_expert_used,
+            n_ff,
+            n_vocab: u32::try_from(embedding.shape[0]).unwrap_or(u32::MAX),
+            n_ctx_train: reader.size("context_length")?,
+            rms_eps: reader.float("attention.layer_norm_rms_epsilon", None)?,
+            rope_freq_base: reader.float("rope.freq_base", Some(10_000.0))?,
+            attention_scale,
+            expert_weights_scale,
+            architecture,
+        };
+        shape.check(&reader)?;
+        Ok(shape)
+    }
+
+    fn check(&self, reader: &Reader<'_>) -> Result<(), ModelError> {
+        if !self.n_head.is_multiple_of(self.n_head_kv) {
+            let rule = format!("the {} query heads must be a multiple of it", self.n_head);
+            return Err(reader.refuse("attention.head_count_kv", self.n_head_kv, rule));
+        }
+        if self.n_expert_used > self.n_expert {
+            return Err(reader.refuse("expert_used_count", self.n_expert_used, format!("there are {} experts", self.n_expert)));
+        }
+        if self.n_rot > self.head_dim || !self.n_rot.is_multiple_of(2) {
+            let rule = format!("it must be even and at most the head size {}", self.head_dim);
+            return Err(reader.refuse("rope.dimension_count", self.n_rot, rule));
+        }
+        if !self.head_dim.is_multiple_of(32) {
+            return Err(reader.refuse("attention.key_length", self.head_dim, "it must be a multiple of 32"));
+        }
+        let value_length = reader.size_or("attention.value_length", self.head_dim)?;
+        if value_length != self.head_dim {
+            return Err(reader.refuse("attention.value_length", value_length, format!("keys have {} numbers", self.head_dim)));
+        }
+        if self.n_ff == 0 {
+            return Err(reader.refuse("feed_forward_length", 0, "it must be at least expert_used_count"));
+        }
+        if self.n_vocab > SIZE_MAX {
+            return Err(reader.refuse("vocab_size", self.n_vocab, format!("it must be at most {SIZE_MAX}")));
+        }
+        if self.rms_eps < 0.0 || self.rope_freq_base <= 0.0 {
+            return Err(reader.refuse("rope.freq_base", self.rope_freq_base, "it and the epsilon of norms must be positive"));
+        }
+        Ok(())
+    }
+
+    /// Routed experts of the whole model.
+    #[must_use]
+    pub fn n_routed_experts(&self) -> u32 {
+        self.n_layer * self.n_expert
+    }
+
+    /// Width of all query heads together.
+    #[must_use]
+    pub fn q_width(&self) -> u32 {
+        self.n_head * self.head_dim
+    }
+
+    /// Width of all key heads together.
+    #[must_use]
+    pub fn kv_width(&self) -> u32 {
+        self.n_head_kv * self.head_dim
+    }
+}
+
+#[allow(clippy::cast_precision_loss, reason = "head sizes are small")]
+fn reader_f32(n: u32) -> f32 {
+    n as f32
+}
+
+fn missing(reader: &Reader<'_>, name: &str) -> ModelError {
+    reader.refuse(name, "absent", "the architecture needs it")
+}
