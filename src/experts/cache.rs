@@ -1,0 +1,209 @@
+//! Which experts deserve a slot: policy without device calls.
+//!
+//! Each use of an expert adds one to its count; counts decay at every round, so the cache follows the text. Slots are ordered: a loan
+//! takes a suffix, so refills put the hottest experts into the lowest slots and the coldest end up where loans come first.
+
+use crate::units::{ExpertId, SlotId};
+
+/// Windows between two rounds of swaps.
+const WINDOWS_PER_ROUND: u32 = 4;
+/// Most swaps of a round.
+const SWAPS_PER_ROUND: usize = 8;
+/// What is left of a count after a round.
+const DECAY: f32 = 0.9;
+/// By how much an absentee's count must exceed a resident's to take its slot; keeps equals from changing places for ever.
+const SWAP_MARGIN: f32 = 1.5;
+
+/// One exchange.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Swap {
+    /// The slot that changes its expert.
+    pub slot: SlotId,
+    /// Who leaves.
+    pub evicted: ExpertId,
+    /// Who comes.
+    pub admitted: ExpertId,
+}
+
+/// Residency and usage of all experts.
+#[derive(Clone, Debug)]
+pub struct ExpertCache {
+    n_layer: u32,
+    n_expert: u32,
+    slots: Vec<Option<ExpertId>>,
+    slot_of: Vec<Option<SlotId>>,
+    counts: Vec<f32>,
+    windows_in_round: u32,
+}
+
+impl ExpertCache {
+    /// A cache with `n_slots` empty slots.
+    #[must_use]
+    pub fn new(n_slots: u32, n_layer: u32, n_expert: u32) -> Self {
+        let n_routed = (n_layer * n_expert) as usize;
+        Self {
+            n_layer,
+            n_expert,
+            slots: vec![None; n_slots as usize],
+            slot_of: vec![None; n_routed],
+            counts: vec![0.0; n_routed],
+            windows_in_round: 0,
+        }
+    }
+
+    fn index(&self, expert: ExpertId) -> usize {
+        debug_assert!(expert.layer < self.n_layer && expert.expert < self.n_expert, "{expert}");
+        (expert.layer * self.n_expert + expert.expert) as usize
+    }
+
+    fn expert(&self, index: usize) -> ExpertId {
+        let index = u32::try_from(index).expect("at most 2^32 experts");
+        ExpertId { layer: index / self.n_expert, expert: index % self.n_expert }
+    }
+
+    /// The slot of an expert.
+    #[must_use]
+    pub fn slot_of(&self, expert: ExpertId) -> Option<SlotId> {
+        self.slot_of[self.index(expert)]
+    }
+
+    /// The expert of a slot.
+    #[must_use]
+    pub fn expert_of(&self, slot: SlotId) -> Option<ExpertId> {
+        self.slots[slot.0 as usize]
+    }
+
+    /// Experts that have a slot.
+    #[must_use]
+    pub fn n_resident(&self) -> usize {
+        self.slots.iter().flatten().count()
+    }
+
+    fn admit(&mut self, slot: SlotId, expert: ExpertId) {
+        let index = self.index(expert);
+        debug_assert!(self.slots[slot.0 as usize].is_none() && self.slot_of[index].is_none(), "{slot:?} or {expert} is taken");
+        self.slots[slot.0 as usize] = Some(expert);
+        self.slot_of[index] = Some(slot);
+    }
+
+    /// Takes the expert out of a slot.
+    pub fn withdraw(&mut self, slot: SlotId) -> Option<ExpertId> {
+        let expert = self.slots[slot.0 as usize].take()?;
+        let index = self.index(expert);
+        self.slot_of[index] = None;
+        Some(expert)
+    }
+
+    /// Without any knowledge of the text: experts spread evenly over the layers, so that every layer has hits from the start.
+    pub fn initial_fill(&mut self) -> Vec<(SlotId, ExpertId)> {
+        let order = (0..self.n_expert).flat_map(|expert| (0..self.n_layer).map(move |layer| ExpertId { layer, expert }));
+        let picks: Vec<_> = (0..).map(SlotId).zip(order).take(self.slots.len()).collect();
+        for &(slot, expert) in &picks {
+            self.admit(slot, expert);
+        }
+        picks
+    }
+
+    /// Fills the empty slots with the most used absentees, hottest into the lowest slot.
+    pub fn refill(&mut self) -> Vec<(SlotId, ExpertId)> {
+        let empty: Vec<SlotId> = (0..).map(SlotId).zip(&self.slots).filter(|(_, expert)| expert.is_none()).map(|(slot, _)| slot).collect();
+        let mut absent: Vec<usize> = (0..self.counts.len()).filter(|&index| self.slot_of[index].is_none()).collect();
+        self.sort_by_heat(&mut absent);
+        let picks: Vec<_> = empty.into_iter().zip(absent.into_iter().map(|index| self.expert(index))).collect();
+        for &(slot, expert) in &picks {
+            self.admit(slot, expert);
+        }
+        picks
+    }
+
+    /// Hottest first; equals by number, spread over the layers.
+    fn sort_by_heat(&self, indices: &mut [usize]) {
+        indices.sort_by(|&a, &b| {
+            let spread = |index| {
+                let expert = self.expert(index);
+                (expert.expert, expert.layer)
+            };
+            self.counts[b].total_cmp(&self.counts[a]).then_with(|| spread(a).cmp(&spread(b)))
+        });
+    }
+
+    /// Counts one use of an expert.
+    pub fn note_use(&mut self, expert: ExpertId) {
+        let index = self.index(expert);
+        self.counts[index] += 1.0;
+    }
+
+    /// To be called once a window: every few windows, a bounded set of exchanges that pay, already entered in the books.
+    pub fn plan_swaps(&mut self) -> Vec<Swap> {
+        self.windows_in_round += 1;
+        if self.windows_in_round < WINDOWS_PER_ROUND {
+            return Vec::new();
+        }
+        self.windows_in_round = 0;
+        let mut absent: Vec<usize> =
+            (0..self.counts.len()).filter(|&index| self.slot_of[index].is_none() && self.counts[index] > SWAP_MARGIN).collect();
+        self.sort_by_heat(&mut absent);
+        let mut residents: Vec<usize> = self.slots.iter().flatten().map(|&expert| self.index(expert)).collect();
+        self.sort_by_heat(&mut residents);
+        let mut swaps = Vec::new();
+        for (&hot, &cold) in absent.iter().zip(residents.iter().rev()).take(SWAPS_PER_ROUND) {
+            if self.counts[hot] < self.counts[cold] + SWAP_MARGIN {
+                break;
+            }
+            let (admitted, evicted) = (self.expert(hot), self.expert(cold));
+            let slot = self.slot_of[cold].expect("a resident has a slot");
+            self.withdraw(slot);
+            self.admit(slot, admitted);
+            swaps.push(Swap { slot, evicted, admitted });
+        }
+        for count in &mut self.counts {
+            *count *= DECAY;
+        }
+        swaps
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn expert(layer: u32, expert: u32) -> ExpertId {
+        ExpertId { layer, expert }
+    }
+
+    #[test]
+    fn the_first_fill_gives_every_layer_its_share() {
+        let mut cache = ExpertCache::new(4, 2, 8);
+        let filled: Vec<_> = cache.initial_fill().into_iter().map(|(_, expert)| expert).collect();
+        assert_eq!(filled, [expert(0, 0), expert(1, 0), expert(0, 1), expert(1, 1)]);
+    }
+
+    #[test]
+    fn refills_put_the_hottest_into_the_lowest_slot() {
+        let mut cache = ExpertCache::new(3, 1, 8);
+        cache.initial_fill();
+        for _ in 0..3 {
+            cache.note_use(expert(0, 6));
+        }
+        cache.note_use(expert(0, 2));
+        for slot in [1, 2] {
+            cache.withdraw(SlotId(slot));
+        }
+        assert_eq!(cache.refill(), [(SlotId(1), expert(0, 6)), (SlotId(2), expert(0, 2))]);
+        assert_eq!(cache.n_resident(), 3);
+    }
+
+    #[test]
+    fn a_hot_absentee_takes_the_coldest_slot_and_equals_stay() {
+        let mut cache = ExpertCache::new(2, 1, 4);
+        cache.initial_fill();
+        for _ in 0..8 {
+            cache.note_use(expert(0, 0));
+            cache.note_use(expert(0, 3));
+        }
+        let swaps: Vec<_> = (0..WINDOWS_PER_ROUND).flat_map(|_| cache.plan_swaps()).collect();
+        assert_eq!(swaps, [Swap { slot: SlotId(1), evicted: expert(0, 1), admitted: expert(0, 3) }]);
+        let later: Vec<_> = (0..WINDOWS_PER_ROUND).flat_map(|_| cache.plan_swaps()).collect();
+        assert!(later.is_empty(), "{later:?}");
+    }
+}

@@ -1,0 +1,239 @@
+//! Routed experts: all of them in host memory, the hottest in VRAM slots.
+//!
+//! [`store`] knows where each expert lies in host memory, [`cache`] decides which ones deserve a slot (no device calls), [`transfer`]
+//! copies them. [`Experts`] ties the three together and keeps the device's expert table true: each record points to a slot whose
+//! contents have arrived, or to host memory.
+
+pub mod cache;
+pub mod store;
+pub mod transfer;
+
+use std::rc::Rc;
+
+pub use cache::ExpertCache;
+pub use store::{ExpertStore, StoreError};
+use transfer::{ExpertTable, SlotLayout};
+
+use crate::backend::op::ExpertAddrs;
+use crate::backend::{AddrRange, Backend, Result};
+use crate::model::ModelWeights;
+use crate::units::{Bytes, ExpertId, SlotId};
+
+/// A slot whose expert is on its way.
+struct Refilling {
+    slot: SlotId,
+    expert: ExpertId,
+}
+
+/// What the experts did, counted since the start.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ExpertCounters {
+    /// Uses of an expert in a window whose weights lay in a slot.
+    pub hits: u64,
+    /// Uses of an expert in a window that was read from host memory.
+    pub misses: u64,
+    /// Bytes of experts that crossed the link: copies into slots and ring, and reads in place.
+    pub link_bytes: Bytes,
+    /// Experts exchanged between slots and host memory to follow the text.
+    pub swaps: u64,
+}
+
+/// The experts of one engine.
+pub struct Experts<B: Backend> {
+    backend: Rc<B>,
+    /// Where experts lie in host memory.
+    pub store: ExpertStore<B>,
+    cache: ExpertCache,
+    table: ExpertTable<B>,
+    slot_layouts: Vec<SlotLayout>,
+    copy_stream: B::Stream,
+    arrivals: Vec<B::Event>,
+    refilling: Vec<Refilling>,
+    counters: ExpertCounters,
+}
+
+impl<B: Backend> Experts<B> {
+    /// Sets up an empty cache of `n_slots` slots; every record of the table points to host memory.
+    ///
+    /// # Errors
+    /// The backend's.
+    pub fn new(backend: Rc<B>, store: ExpertStore<B>, weights: &ModelWeights, n_slots: u32, table: AddrRange) -> Result<Self> {
+        let n_layer = u32::try_from(weights.experts.len()).expect("checked by the model's shape");
+        let arrivals = (0..n_slots).map(|_| backend.create_event()).collect::<Result<_>>()?;
+        let mut table = ExpertTable::new(Rc::clone(&backend), table, n_layer, store.n_expert())?;
+        for expert in store.all() {
+            table.set(expert, store.addrs(expert));
+        }
+        Ok(Self {
+            copy_stream: backend.create_stream()?,
+            slot_layouts: weights.experts.iter().map(SlotLayout::of).collect(),
+            cache: ExpertCache::new(n_slots, n_layer, store.n_expert()),
+            backend,
+            store,
+            table,
+            arrivals,
+            refilling: Vec::new(),
+            counters: ExpertCounters::default(),
+        })
+    }
+
+    /// Counters since the start.
+    #[must_use]
+    pub fn counters(&self) -> ExpertCounters {
+        self.counters
+    }
+
+    /// The policy's view, for tests and reports.
+    #[must_use]
+    pub fn cache(&self) -> &ExpertCache {
+        &self.cache
+    }
+
+    /// Starts filling all slots, hottest experts first.
+    ///
+    /// # Errors
+    /// The backend's.
+    pub fn fill(&mut self, slot_range: impl Fn(SlotId) -> AddrRange) -> Result<()> {
+        for (slot, expert) in self.cache.initial_fill() {
+            self.start_fill(slot, expert, slot_range(slot))?;
+        }
+        Ok(())
+    }
+
+    /// Where a resident expert's weights lie; `None` where it has no slot or has not arrived.
+    #[must_use]
+    pub fn resident(&self, expert: ExpertId, slot_range: impl Fn(SlotId) -> AddrRange) -> Option<ExpertAddrs> {
+        let slot = self.cache.slot_of(expert)?;
+        let arrived = !self.refilling.iter().any(|refilling| refilling.slot == slot);
+        arrived.then(|| self.slot_layout(expert).addrs(slot_range(slot).start))
+    }
+
+    /// Takes the experts out of `slots`, which are about to be lent: their records point to host memory once `stream` gets there.
+    ///
+    /// # Errors
+    /// The backend's.
+    pub fn withdraw(&mut self, slots: impl Iterator<Item = SlotId>, stream: &B::Stream) -> Result<()> {
+        for slot in slots {
+            if let Some(at) = self.refilling.iter().position(|refilling| refilling.slot == slot) {
+                // A copy on its way would land in the prompt buffers.
+                self.backend.synchronise_event(&self.arrivals[slot.0 as usize])?;
+                self.refilling.swap_remove(at);
+            }
+            if let Some(expert) = self.cache.withdraw(slot) {
+                self.table.set(expert, self.store.addrs(expert));
+            }
+        }
+        self.table.upload(stream)
+    }
+
+    /// Starts filling slots that came home with the experts that deserve them, hottest first. The copies wait for `free`.
+    ///
+    /// # Errors
+    /// The backend's.
+    pub fn refill(&mut self, free: &B::Event, slot_range: impl Fn(SlotId) -> AddrRange) -> Result<()> {
+        self.backend.wait(&self.copy_stream, free)?;
+        for (slot, expert) in self.cache.refill() {
+            self.start_fill(slot, expert, slot_range(slot))?;
+        }
+        Ok(())
+    }
+
+    /// Publishes experts that have arrived: their records point to slots once `stream` gets there. With `wait`, all of them.
+    ///
+    /// # Errors
+    /// The backend's, including faults of the copies.
+    pub fn publish_arrivals(&mut self, stream: &B::Stream, wait: bool, slot_range: impl Fn(SlotId) -> AddrRange) -> Result<()> {
+        if self.refilling.is_empty() {
+            return Ok(());
+        }
+        let mut arrived_any = false;
+        for Refilling { slot, expert } in std::mem::take(&mut self.refilling) {
+            let event = &self.arrivals[slot.0 as usize];
+            if wait {
+                self.backend.synchronise_event(event)?;
+            }
+            if wait || self.backend.is_done(event)? {
+                self.table.set(expert, self.slot_layout(expert).addrs(slot_range(slot).start));
+                arrived_any = true;
+            } else {
+                self.refilling.push(Refilling { slot, expert });
+            }
+        }
+        if arrived_any { self.table.upload(stream) } else { Ok(()) }
+    }
+
+    /// Slots whose experts are still on their way.
+    #[must_use]
+    pub fn n_refilling(&self) -> usize {
+        self.refilling.len()
+    }
+
+    /// Takes note of the experts that a window used and, now and then, exchanges a few cold residents for hot absentees. `used`
+    /// holds the routes of one layer after another, `n_used` each row.
+    ///
+    /// # Errors
+    /// The backend's.
+    pub fn note_window(&mut self, routes: &[Vec<u32>], stream: &B::Stream, slot_range: impl Fn(SlotId) -> AddrRange) -> Result<()> {
+        for (layer, experts) in (0u32..).zip(routes) {
+            for &expert in experts {
+                let expert = ExpertId { layer, expert };
+                if self.resident(expert, &slot_range).is_some() {
+                    self.counters.hits += 1;
+                } else {
+                    self.counters.misses += 1;
+                    self.counters.link_bytes += self.store.bytes(expert);
+                }
+                self.cache.note_use(expert);
+            }
+        }
+        if self.refilling.is_empty() {
+            self.swap(stream, slot_range)?;
+        }
+        Ok(())
+    }
+
+    /// Counts the experts of a prompt block, one use for each expert with any row: a long prompt must not drown the text's own
+    /// frequencies.
+    pub fn note_prompt(&mut self, expert: ExpertId) {
+        self.cache.note_use(expert);
+    }
+
+    /// Queues a copy of an expert from host memory to `place` on `stream` and returns where its matrices will lie.
+    ///
+    /// # Errors
+    /// The backend's.
+    pub fn copy_to(&mut self, expert: ExpertId, place: AddrRange, stream: &B::Stream) -> Result<ExpertAddrs> {
+        self.counters.link_bytes += self.store.bytes(expert);
+        self.slot_layouts[expert.layer as usize].copy(&*self.backend, stream, self.store.addrs(expert), place)
+    }
+
+    fn slot_layout(&self, expert: ExpertId) -> &SlotLayout {
+        &self.slot_layouts[expert.layer as usize]
+    }
+
+    fn swap(&mut self, stream: &B::Stream, slot_range: impl Fn(SlotId) -> AddrRange) -> Result<()> {
+        let swaps = self.cache.plan_swaps();
+        if swaps.is_empty() {
+            return Ok(());
+        }
+        for swap in &swaps {
+            self.table.set(swap.evicted, self.store.addrs(swap.evicted));
+            self.counters.swaps += 1;
+        }
+        // Windows queued before must not read a slot while it is overwritten, later ones must see the table without it.
+        self.table.upload(stream)?;
+        self.backend.synchronise(stream)?;
+        for swap in swaps {
+            self.start_fill(swap.slot, swap.admitted, slot_range(swap.slot))?;
+        }
+        Ok(())
+    }
+
+    fn start_fill(&mut self, slot: SlotId, expert: ExpertId, place: AddrRange) -> Result<()> {
+        self.counters.link_bytes += self.store.bytes(expert);
+        self.slot_layouts[expert.layer as usize].copy(&*self.backend, &self.copy_stream, self.store.addrs(expert), place)?;
+        self.backend.record(&self.copy_stream, &self.arrivals[slot.0 as usize])?;
+        self.refilling.push(Refilling { slot, expert });
+        Ok(())
+    }
+}
