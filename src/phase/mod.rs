@@ -1,0 +1,13 @@
+//! VRAM as storage that depends on the phase: the plan of both phases, who owns which range, and the machine that moves between them.
+//!
+//! [`plan`] is a pure function of model, budget and settings. [`region`] keeps the books of one slab. [`scheduler`] is the only place
+//! that moves VRAM between phases; it is written once against the [`Backend`](crate::backend::Backend) trait.
+
+pub mod plan;
+pub mod plan_text;
+pub mod region;
+pub mod scheduler;
+
+pub use plan::{DeviceBudget, Plan, PlanError, PromptMemory};
+pub use region::{Loan, RegionError, Regions};
+pub use scheduler::{HeadRef, Phase, PhaseError, Scheduler};
