@@ -1,0 +1,68 @@
+//! What can go wrong while a request runs.
+
+use thiserror::Error;
+
+use crate::backend::BackendError;
+use crate::experts::StoreError;
+use crate::phase::{PhaseError, PlanError};
+use crate::quant::QuantError;
+use crate::units::{Bytes, TokenId};
+
+/// A request or a start that failed.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum EngineError {
+    /// The model does not fit as asked.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// A phase transition failed.
+    #[error(transparent)]
+    Phase(#[from] PhaseError),
+    /// The device failed.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+    /// The experts cannot be reached.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The model's file is not what it was checked to be.
+    #[error(transparent)]
+    Model(Box<crate::model::ModelError>),
+    /// A row of the file's embedding cannot be read.
+    #[error(transparent)]
+    Quant(#[from] QuantError),
+    /// More tokens than the context holds. Nothing was read.
+    #[error("the prompt has {prompt_tokens} tokens, the context holds {ctx_tokens}, one of them for the answer: raise --ctx or shorten the prompt")]
+    PromptTooLong {
+        /// Tokens of the prompt.
+        prompt_tokens: usize,
+        /// Tokens of the context.
+        ctx_tokens: u32,
+    },
+    /// A prompt without tokens.
+    #[error("the prompt is empty: give at least one token")]
+    EmptyPrompt,
+    /// A number that is no token.
+    #[error("token {token} at position {position} is outside the vocabulary of {n_vocab}")]
+    BadToken {
+        /// The number.
+        token: TokenId,
+        /// Where it stands in the prompt.
+        position: usize,
+        /// Tokens there are.
+        n_vocab: u32,
+    },
+    /// The model computed something that is no number: a damaged file or a fault of ours.
+    #[error("the logits at position {position} are not finite: the model file may be damaged (try `ebbtide perplexity`), nothing was written for it")]
+    NotFinite {
+        /// Position of the window.
+        position: usize,
+    },
+    /// The prompt buffers do not fit where they must.
+    #[error("reading with all logits needs {needed} for one token, {left} can be lent while the head is kept: raise --vram-mib or lower --expert-cache")]
+    NoLogitsRoom {
+        /// Bytes for one token.
+        needed: Bytes,
+        /// Bytes that can be had.
+        left: Bytes,
+    },
+}

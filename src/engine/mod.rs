@@ -1,0 +1,469 @@
+//! The engine: one model on one device, one live sequence, one thread.
+//!
+//! [`Engine::start`] plans the memory and takes it once; nothing is allocated on the device afterwards. [`Engine::generate`] reads a
+//! prompt by the way that [`way`] chooses and writes tokens through captured windows. The last prompt token is always the first
+//! window, so the prompt path never needs the output head.
+
+pub mod captured;
+pub mod decode;
+pub mod embedding;
+mod error;
+pub mod prefill;
+pub mod sampler;
+pub mod sequence;
+mod start;
+pub mod way;
+
+use std::ops::ControlFlow;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+pub use error::EngineError;
+pub use start::read_device_budget;
+
+use crate::backend::{AddrRange, Backend, DeviceMemory};
+use crate::experts::Experts;
+use crate::experts::ExpertCounters;
+use crate::model::Model;
+use crate::model::forward::{Forward, ResidentAddrs};
+use crate::model::layout::{PromptLayout, PromptRoom, PromptSize};
+use crate::phase::plan::{self, Plan};
+use crate::phase::region::{Loan, LoanRequest};
+use crate::phase::scheduler::PhaseCounters;
+use crate::phase::Scheduler;
+use crate::settings::EngineSettings;
+use crate::units::{Bytes, TokenId};
+use decode::Windows;
+use embedding::Embedding;
+use prefill::PromptReader;
+use sampler::{Sampler, Sampling};
+use sequence::Sequence;
+use way::{Choice, ModelTraffic, Way};
+
+/// Slots that stay in use while the head is lent: a window needs one.
+const ALIAS_KEPT_SLOTS: u32 = 1;
+
+/// What to read and how to go on.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// The prompt, at least one token.
+    pub prompt: Vec<TokenId>,
+    /// Tokens to write at most; fewer where the context ends.
+    pub tokens_max: usize,
+    /// How tokens are chosen.
+    pub sampling: Sampling,
+    /// Tokens that end the text; they are not part of it.
+    pub stop_tokens: Vec<TokenId>,
+}
+
+/// What happens while a request runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The prompt is being read: rows x layers done, of all.
+    Reading {
+        /// Done.
+        done: u64,
+        /// All.
+        total: u64,
+    },
+    /// A token was written.
+    Token(TokenId),
+}
+
+/// Why writing ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Finish {
+    /// A stop token.
+    Stop,
+    /// As many tokens as asked for, or the context is full.
+    Length,
+    /// The caller asked to stop.
+    Cancelled,
+}
+
+/// What a request did.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// Tokens written.
+    pub tokens: Vec<TokenId>,
+    /// Why it ended.
+    pub finish: Finish,
+    /// Tokens of the prompt.
+    pub prompt_tokens: usize,
+    /// How the prompt was read.
+    pub choice: Choice,
+    /// Time of reading, the way back of lent memory included, up to the first token.
+    pub prefill: Duration,
+    /// Time of writing the tokens after the first.
+    pub decode: Duration,
+    /// Lowest free bytes seen at any step, by the device's own word where it gives one.
+    pub lowest_free: Option<Bytes>,
+    /// Bytes of prompt buffers beside the arena.
+    pub spill_bytes: Bytes,
+    /// What the phases did in this request.
+    pub phases: PhaseCounters,
+    /// What the experts did in this request.
+    pub experts: ExpertCounters,
+}
+
+impl Outcome {
+    /// Prompt tokens a second.
+    #[must_use]
+    #[allow(clippy::cast_precision_loss, reason = "a rate for people")]
+    pub fn prefill_tokens_per_s(&self) -> f64 {
+        self.prompt_tokens as f64 / self.prefill.as_secs_f64().max(1e-9)
+    }
+
+    /// Written tokens a second, the first one not counted: it belongs to reading.
+    #[must_use]
+    #[allow(clippy::cast_precision_loss, reason = "a rate for people")]
+    pub fn decode_tokens_per_s(&self) -> f64 {
+        self.tokens.len().saturating_sub(1) as f64 / self.decode.as_secs_f64().max(1e-9)
+    }
+}
+
+/// Where the prompt buffers of a request lie.
+struct PromptPlace<'a> {
+    layout: PromptLayout,
+    arena: AddrRange,
+    spill: Option<AddrRange>,
+    loan: Option<&'a Loan>,
+}
+
+/// Called at every event; may ask to stop.
+pub type OnEvent<'a> = dyn FnMut(Event) -> ControlFlow<()> + 'a;
+
+/// A model on a device.
+pub struct Engine<B: Backend> {
+    backend: Rc<B>,
+    model: Arc<Model>,
+    settings: EngineSettings,
+    plan: Plan,
+    resident: ResidentAddrs,
+    scheduler: Scheduler<B>,
+    experts: Experts<B>,
+    windows: Windows<B>,
+    owned_prompt: Option<B::Buffer>,
+    compute: B::Stream,
+    embedding: Embedding,
+    sequence: Sequence,
+    notices: Vec<String>,
+    lowest_free: Option<Bytes>,
+    spilled: Bytes,
+    // Held for their memory alone; the addresses are in `resident`.
+    _dense: B::Buffer,
+    _kv: B::Buffer,
+}
+
+impl<B: Backend> Engine<B> {
+    /// The plan that the engine keeps to.
+    #[must_use]
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// The model.
+    #[must_use]
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// Where the output head lies; constant.
+    #[must_use]
+    pub fn head_range(&self) -> AddrRange {
+        self.scheduler.regions().head()
+    }
+
+    /// The experts, for reports.
+    #[must_use]
+    pub fn experts(&self) -> &Experts<B> {
+        &self.experts
+    }
+
+    /// Lines for the log since the last call.
+    pub fn take_notices(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.notices)
+    }
+
+    /// Forgets the live sequence.
+    pub fn reset(&mut self) {
+        self.sequence.truncate(0);
+    }
+
+    /// The way a prompt of `prompt_tokens` would be read.
+    #[must_use]
+    pub fn choose_way(&self, prompt_tokens: usize) -> Choice {
+        let shape = &self.model.shape;
+        let prompt_bytes = |chunk| self.prompt_bytes(PromptSize::chunk(chunk));
+        let traffic = ModelTraffic {
+            expert_bytes: self.model.weights.expert_bytes(),
+            n_expert: shape.n_expert,
+            n_expert_used: shape.n_expert_used,
+            prompt_bytes: &prompt_bytes,
+        };
+        way::choose(&self.plan, traffic, &self.settings, prompt_tokens.saturating_sub(1))
+    }
+
+    fn prompt_bytes(&self, size: PromptSize) -> Bytes {
+        PromptLayout::bytes(&self.model.shape, &self.model.weights, self.plan.exact, size)
+    }
+
+    /// The buffers for `size` in `room`; `None` where they do not fit.
+    fn prompt_layout(&self, size: PromptSize, room: PromptRoom) -> Option<PromptLayout> {
+        PromptLayout::new(&self.model.shape, &self.model.weights, self.plan.exact, size, room)
+    }
+
+    /// Reads the prompt into a fresh sequence and writes on.
+    ///
+    /// # Errors
+    /// [`EngineError`] for a prompt that is empty, too long or holds numbers that are no tokens, before anything is read; the
+    /// device's faults; logits that are no numbers.
+    pub fn generate(&mut self, request: &Request, on_event: &mut OnEvent<'_>) -> Result<Outcome, EngineError> {
+        self.check_prompt(&request.prompt)?;
+        self.reset();
+        let phases_before = self.scheduler.counters()?;
+        let experts_before = self.experts.counters();
+        self.lowest_free = None;
+        self.spilled = Bytes::ZERO;
+        let choice = self.choose_way(request.prompt.len());
+        let started = Instant::now();
+        let (&last, first) = request.prompt.split_last().ok_or(EngineError::EmptyPrompt)?;
+        let read = self.read(first, &choice, on_event)?;
+        let mut outcome = Outcome {
+            tokens: Vec::new(),
+            finish: Finish::Cancelled,
+            prompt_tokens: request.prompt.len(),
+            choice,
+            prefill: Duration::ZERO,
+            decode: Duration::ZERO,
+            lowest_free: None,
+            spill_bytes: Bytes::ZERO,
+            phases: phases_before,
+            experts: experts_before,
+        };
+        if read.is_continue() {
+            self.write(last, request, started, &mut outcome, on_event)?;
+        }
+        self.note_free_memory();
+        outcome.lowest_free = self.lowest_free;
+        outcome.spill_bytes = self.spilled;
+        outcome.phases = phases_since(phases_before, self.scheduler.counters()?);
+        outcome.experts = experts_since(experts_before, self.experts.counters());
+        Ok(outcome)
+    }
+
+    fn check_prompt(&self, prompt: &[TokenId]) -> Result<(), EngineError> {
+        if prompt.is_empty() {
+            return Err(EngineError::EmptyPrompt);
+        }
+        let ctx_tokens = self.plan.ctx_tokens;
+        if prompt.len() >= ctx_tokens as usize {
+            return Err(EngineError::PromptTooLong { prompt_tokens: prompt.len(), ctx_tokens });
+        }
+        self.check_tokens(prompt)
+    }
+
+    fn check_tokens(&self, tokens: &[TokenId]) -> Result<(), EngineError> {
+        let n_vocab = self.model.shape.n_vocab;
+        match tokens.iter().position(|&token| token >= n_vocab) {
+            Some(position) => Err(EngineError::BadToken { token: tokens[position], position, n_vocab }),
+            None => Ok(()),
+        }
+    }
+
+    /// Reads all prompt tokens but the last.
+    fn read(&mut self, tokens: &[TokenId], choice: &Choice, on_event: &mut OnEvent<'_>) -> Result<ControlFlow<()>, EngineError> {
+        match choice.way {
+            Way::Windows => self.read_through_windows(tokens, on_event),
+            Way::Loan | Way::Alias => {
+                let size = PromptSize::chunk(choice.chunk);
+                self.read_in_blocks(tokens, size, choice.way == Way::Alias, on_event, None)
+            }
+        }
+    }
+
+    fn read_through_windows(&mut self, tokens: &[TokenId], on_event: &mut OnEvent<'_>) -> Result<ControlFlow<()>, EngineError> {
+        for (done, &token) in tokens.iter().enumerate() {
+            self.window(token, None)?;
+            if on_event(Event::Reading { done: done as u64 + 1, total: tokens.len() as u64 }).is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
+    /// Takes the memory for the prompt path, reads, and brings everything home, also where reading failed or was stopped.
+    fn read_in_blocks(
+        &mut self,
+        tokens: &[TokenId],
+        size: PromptSize,
+        with_head: bool,
+        on_event: &mut OnEvent<'_>,
+        logits: Option<&mut LogitsSink<'_>>,
+    ) -> Result<ControlFlow<()>, EngineError> {
+        let room = if with_head { self.plan.alias_room() } else { self.plan.kept_head_room() };
+        let layout = self.prompt_layout(size, room).expect("the chosen chunk fits the plan");
+        let owned = self.owned_prompt.as_ref().map(DeviceMemory::range);
+        let (arena, spill, loan) = match owned {
+            Some(range) if !with_head => (range, None, None),
+            _ => {
+                let keep_slots = if with_head { ALIAS_KEPT_SLOTS } else { self.plan.slots - self.lendable_slots() };
+                let request = LoanRequest { bytes: layout.arena_bytes, with_head, keep_slots };
+                let loan = self.scheduler.lend(request, &mut self.experts, &self.compute)?;
+                (loan.arena(), owned, Some(loan))
+            }
+        };
+        self.spilled = layout.spill_bytes;
+        let read = self.read_blocks(tokens, &PromptPlace { layout, arena, spill, loan: loan.as_ref() }, on_event, logits);
+        self.note_free_memory();
+        if let Some(loan) = loan {
+            self.scheduler.restore(loan, &mut self.experts, &self.compute, self.settings.refill)?;
+        }
+        read
+    }
+
+    fn read_blocks(
+        &mut self,
+        tokens: &[TokenId],
+        place: &PromptPlace<'_>,
+        on_event: &mut OnEvent<'_>,
+        mut logits: Option<&mut LogitsSink<'_>>,
+    ) -> Result<ControlFlow<()>, EngineError> {
+        let forward = Forward { shape: &self.model.shape, weights: &self.model.weights, resident: self.resident, exact: self.plan.exact };
+        let mut reader = PromptReader::new(Rc::clone(&self.backend), forward, place.layout, place.arena, place.spill, &self.compute)?;
+        let n_layer = u64::from(self.model.shape.n_layer);
+        let total = tokens.len() as u64 * n_layer;
+        let mut rows_done = 0;
+        for block in tokens.chunks(place.layout.size.block as usize) {
+            let mut on_rows = |rows| on_event(Event::Reading { done: rows_done + rows, total });
+            let position = self.sequence.len();
+            let read =
+                reader.read_block(block, position, &self.embedding, &self.scheduler, &mut self.experts, &mut on_rows)?;
+            if read.is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
+            if let Some(sink) = logits.as_deref_mut() {
+                let head = self.scheduler.kept_head(place.loan, &self.compute)?;
+                let n_rows = u32::try_from(block.len()).expect("a block is bounded");
+                reader.block_logits(n_rows, &head, sink)?;
+            }
+            self.sequence.extend(block);
+            rows_done += block.len() as u64 * n_layer;
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
+    /// One window of the next token; fills `logits` where given.
+    fn window(&mut self, token: TokenId, logits: Option<&mut Vec<f32>>) -> Result<(), EngineError> {
+        let position = self.sequence.len();
+        let wants_logits = logits.is_some();
+        let routes =
+            self.windows.run(token, position, &self.embedding, &self.scheduler, &mut self.experts, &self.compute, logits)?;
+        self.sequence.extend(&[token]);
+        self.experts.note_window(&routes.experts, &self.compute, self.scheduler.slot_range())?;
+        if wants_logits {
+            self.note_free_memory();
+        }
+        Ok(())
+    }
+
+    fn write(
+        &mut self,
+        first: TokenId,
+        request: &Request,
+        started: Instant,
+        outcome: &mut Outcome,
+        on_event: &mut OnEvent<'_>,
+    ) -> Result<(), EngineError> {
+        let sampler = Sampler::new(request.sampling.clone());
+        let room = self.plan.ctx_tokens as usize - self.sequence.len();
+        let tokens_max = request.tokens_max.min(room);
+        outcome.finish = Finish::Length;
+        let mut logits = Vec::new();
+        let mut next = first;
+        let mut first_token_at = None;
+        while outcome.tokens.len() < tokens_max {
+            self.window(next, Some(&mut logits))?;
+            let position = self.sequence.len();
+            let chosen = sampler.choose(&logits, self.sequence.tokens(), position);
+            next = chosen.ok_or(EngineError::NotFinite { position: position - 1 })?;
+            first_token_at.get_or_insert_with(Instant::now);
+            if request.stop_tokens.contains(&next) {
+                outcome.finish = Finish::Stop;
+                break;
+            }
+            outcome.tokens.push(next);
+            if on_event(Event::Token(next)).is_break() {
+                outcome.finish = Finish::Cancelled;
+                break;
+            }
+        }
+        let first_token_at = first_token_at.unwrap_or_else(Instant::now);
+        outcome.prefill = first_token_at - started;
+        outcome.decode = first_token_at.elapsed();
+        Ok(())
+    }
+
+    /// Logits of every one of `tokens`, read into a fresh sequence, handed to `sink` row by row. The head is kept for this.
+    ///
+    /// # Errors
+    /// As [`Engine::generate`]; [`EngineError::NoLogitsRoom`] where even one token at a time does not fit.
+    pub fn logits(&mut self, tokens: &[TokenId], on_event: &mut OnEvent<'_>, sink: &mut LogitsSink<'_>) -> Result<ControlFlow<()>, EngineError> {
+        let ctx_tokens = self.plan.ctx_tokens;
+        if tokens.is_empty() {
+            return Err(EngineError::EmptyPrompt);
+        }
+        if tokens.len() > ctx_tokens as usize {
+            return Err(EngineError::PromptTooLong { prompt_tokens: tokens.len(), ctx_tokens });
+        }
+        self.check_tokens(tokens)?;
+        self.reset();
+        let chunk = self.logits_chunk(tokens.len())?;
+        let size = PromptSize { chunk, block: chunk, all_logits: true };
+        self.read_in_blocks(tokens, size, false, on_event, Some(sink))
+    }
+
+    /// The largest chunk that leaves room for logits while the head is kept.
+    fn logits_chunk(&self, n_tokens: usize) -> Result<u32, EngineError> {
+        let room = self.plan.kept_head_room();
+        let size = |chunk| PromptSize { chunk, block: chunk, all_logits: true };
+        let limit = way::levelled_chunk(n_tokens, self.plan.kept_head_chunk.max(1));
+        match plan::largest_fitting(limit, |chunk| self.prompt_layout(size(chunk), room).is_some()) {
+            0 => Err(EngineError::NoLogitsRoom { needed: self.prompt_bytes(size(1)), left: room.arena }),
+            chunk => Ok(chunk),
+        }
+    }
+
+    /// Slots that may be lent while the head is kept.
+    fn lendable_slots(&self) -> u32 {
+        plan::lendable_slots(self.plan.slots, self.model.shape.n_routed_experts())
+    }
+
+    fn note_free_memory(&mut self) {
+        if let Ok(Some(free)) = self.backend.memory_info().map(|info| info.free) {
+            self.lowest_free = Some(self.lowest_free.map_or(free, |lowest| lowest.min(free)));
+        }
+    }
+}
+
+/// Takes one row of logits.
+pub type LogitsSink<'a> = dyn FnMut(&[f32]) + 'a;
+
+fn phases_since(before: PhaseCounters, now: PhaseCounters) -> PhaseCounters {
+    let loans = now.loans - before.loans;
+    let head_reloads = now.head_reloads - before.head_reloads;
+    // What the last loan did says nothing of a request that made none.
+    let last = if loans > 0 { now } else { PhaseCounters::default() };
+    PhaseCounters { loans, head_reloads, head_reload_ms: if head_reloads > 0 { now.head_reload_ms } else { 0.0 }, ..last }
+}
+
+fn experts_since(before: ExpertCounters, now: ExpertCounters) -> ExpertCounters {
+    ExpertCounters {
+        hits: now.hits - before.hits,
+        misses: now.misses - before.misses,
+        link_bytes: now.link_bytes - before.link_bytes,
+        swaps: now.swaps - before.swaps,
+    }
+}

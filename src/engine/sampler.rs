@@ -1,0 +1,220 @@
+//! From logits to a token: pure and seeded.
+//!
+//! Order: penalties, top-k, top-p, min-p, temperature, draw. At temperature 0 the best token is taken, the lowest number among equals.
+
+use crate::units::TokenId;
+
+/// How to choose.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Sampling {
+    /// Divides the logits; 0 takes the best token.
+    pub temperature: f32,
+    /// Candidates kept by rank; 0 keeps all.
+    pub top_k: u32,
+    /// Candidates kept until their probabilities sum to this.
+    pub top_p: f32,
+    /// Candidates kept whose probability is at least this share of the best one's.
+    pub min_p: f32,
+    /// Start of the random sequence.
+    pub seed: u64,
+    /// Divides positive and multiplies negative logits of recent tokens; 1 is off.
+    pub repeat_penalty: f32,
+    /// Taken once from the logit of a recent token; 0 is off.
+    pub presence_penalty: f32,
+    /// Taken for each time a recent token occurs; 0 is off.
+    pub frequency_penalty: f32,
+    /// How many recent tokens the penalties look at; 0 switches them off.
+    pub penalty_last_n: u32,
+}
+
+impl Default for Sampling {
+    fn default() -> Self {
+        Self {
+            temperature: 0.7,
+            top_k: 20,
+            top_p: 0.8,
+            min_p: 0.0,
+            seed: 0,
+            repeat_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            penalty_last_n: 64,
+        }
+    }
+}
+
+/// Number of the largest logit, the lowest number among equals; `None` where one is not finite or there are none.
+#[must_use]
+pub fn argmax(logits: &[f32]) -> Option<TokenId> {
+    let mut best: Option<(TokenId, f32)> = None;
+    for (token, &logit) in (0..).zip(logits) {
+        if !logit.is_finite() {
+            return None;
+        }
+        if best.is_none_or(|(_, most)| logit > most) {
+            best = Some((token, logit));
+        }
+    }
+    best.map(|(token, _)| token)
+}
+
+/// Chooses tokens one after another.
+#[derive(Clone, Debug)]
+pub struct Sampler {
+    sampling: Sampling,
+}
+
+impl Sampler {
+    /// A sampler.
+    #[must_use]
+    pub fn new(sampling: Sampling) -> Self {
+        Self { sampling }
+    }
+
+    /// Chooses the token at `position` after `history`. The draw depends on seed and position alone, so it does not matter how many
+    /// tokens were chosen before. `None` where a logit is not finite.
+    #[must_use]
+    pub fn choose(&self, logits: &[f32], history: &[TokenId], position: usize) -> Option<TokenId> {
+        let best = argmax(logits)?;
+        let penalised = self.penalise(logits, history);
+        let logits = penalised.as_deref().unwrap_or(logits);
+        if self.sampling.temperature <= 0.0 {
+            return if penalised.is_some() { argmax(logits) } else { Some(best) };
+        }
+        let candidates = self.candidates(logits);
+        Some(draw(&candidates, unit_random(self.sampling.seed, position as u64)))
+    }
+
+    fn penalise(&self, logits: &[f32], history: &[TokenId]) -> Option<Vec<f32>> {
+        let Sampling { repeat_penalty, presence_penalty, frequency_penalty, penalty_last_n, .. } = self.sampling;
+        let off = repeat_penalty == 1.0 && presence_penalty == 0.0 && frequency_penalty == 0.0;
+        if off || penalty_last_n == 0 {
+            return None;
+        }
+        let mut adjusted = logits.to_vec();
+        let recent = &history[history.len().saturating_sub(penalty_last_n as usize)..];
+        let mut seen = std::collections::BTreeMap::new();
+        for &token in recent {
+            *seen.entry(token).or_insert(0u16) += 1;
+        }
+        for (token, times) in seen {
+            let Some(logit) = adjusted.get_mut(token as usize) else { continue };
+            *logit = if *logit > 0.0 { *logit / repeat_penalty } else { *logit * repeat_penalty };
+            *logit -= presence_penalty + frequency_penalty * f32::from(times);
+        }
+        Some(adjusted)
+    }
+
+    /// Candidates with their weights at the sampler's temperature, best first.
+    fn candidates(&self, logits: &[f32]) -> Vec<(TokenId, f64)> {
+        let Sampling { temperature, top_k, top_p, min_p, .. } = self.sampling;
+        let mut ranked: Vec<(TokenId, f32)> = (0..).zip(logits.iter().copied()).collect();
+        ranked.sort_unstable_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
+        if top_k > 0 {
+            ranked.truncate(top_k as usize);
+        }
+        let best = f64::from(ranked[0].1);
+        let weight = |logit: f32, divisor: f32| ((f64::from(logit) - best) / f64::from(divisor)).exp();
+        let total: f64 = ranked.iter().map(|&(_, logit)| weight(logit, 1.0)).sum();
+        let mut summed = 0.0;
+        let mut kept = 0;
+        for &(_, logit) in &ranked {
+            let probability = weight(logit, 1.0) / total;
+            if kept > 0 && (summed >= f64::from(top_p) || probability * total < f64::from(min_p)) {
+                break;
+            }
+            summed += probability;
+            kept += 1;
+        }
+        ranked.truncate(kept);
+        ranked.into_iter().map(|(token, logit)| (token, weight(logit, temperature))).collect()
+    }
+}
+
+/// Picks by weight; `random` lies in [0, 1).
+fn draw(candidates: &[(TokenId, f64)], random: f64) -> TokenId {
+    let total: f64 = candidates.iter().map(|&(_, weight)| weight).sum();
+    let mut left = random * total;
+    for &(token, weight) in candidates {
+        left -= weight;
+        if left < 0.0 {
+            return token;
+        }
+    }
+    candidates.last().expect("there is at least one candidate").0
+}
+
+/// A number in [0, 1) from seed and position: splitmix64 of their mix.
+#[allow(clippy::cast_precision_loss, reason = "53 bits fit a double exactly")]
+fn unit_random(seed: u64, position: u64) -> f64 {
+    let mut state = seed.wrapping_add(position.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+    state = (state ^ (state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    state = (state ^ (state >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    state ^= state >> 31;
+    (state >> 11) as f64 / (1u64 << 53) as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sampler(change: impl Fn(&mut Sampling)) -> Sampler {
+        let mut sampling = Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, ..Sampling::default() };
+        change(&mut sampling);
+        Sampler::new(sampling)
+    }
+
+    #[test]
+    fn the_best_token_is_the_lowest_of_equals() {
+        assert_eq!(argmax(&[1.0, 3.0, 3.0]), Some(1));
+        assert_eq!(argmax(&[]), None);
+    }
+
+    #[test]
+    fn logits_that_are_no_numbers_choose_nothing() {
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            assert_eq!(sampler(|_| ()).choose(&[0.0, bad], &[], 0), None);
+        }
+    }
+
+    #[test]
+    fn draws_follow_the_probabilities() {
+        let sampler = sampler(|_| ());
+        let logits = [0.0f32, 3f32.ln()];
+        let ones = (0..4000).filter(|&position| sampler.choose(&logits, &[], position) == Some(1)).count();
+        assert!((2880..3120).contains(&ones), "{ones} of 4000, 3000 expected");
+    }
+
+    #[test]
+    fn the_same_seed_and_position_draw_the_same_token() {
+        let logits: Vec<f32> = (0..50u8).map(|i| f32::from(i % 7)).collect();
+        let (one, other) = (sampler(|s| s.seed = 9), sampler(|s| s.seed = 10));
+        let tokens = |sampler: &Sampler| (0..40).map(|position| sampler.choose(&logits, &[], position)).collect::<Vec<_>>();
+        assert_eq!(tokens(&one), tokens(&one));
+        assert_ne!(tokens(&one), tokens(&other));
+    }
+
+    #[test]
+    fn cuts_leave_only_the_best() {
+        let logits = [0.0, 5.0, 4.9, -1.0];
+        for cut in [sampler(|s| s.top_k = 1), sampler(|s| s.top_p = 0.1), sampler(|s| s.min_p = 0.99)] {
+            assert!((0..100).all(|position| cut.choose(&logits, &[], position) == Some(1)));
+        }
+    }
+
+    #[test]
+    fn penalties_move_the_choice_away_from_recent_tokens() {
+        let greedy = |change: fn(&mut Sampling)| {
+            sampler(|s| {
+                s.temperature = 0.0;
+                change(s);
+            })
+        };
+        let logits = [1.0, 2.0];
+        assert_eq!(greedy(|_| ()).choose(&logits, &[1], 0), Some(1));
+        assert_eq!(greedy(|s| s.repeat_penalty = 3.0).choose(&logits, &[1], 0), Some(0));
+        assert_eq!(greedy(|s| s.presence_penalty = 1.5).choose(&logits, &[1], 0), Some(0));
+        assert_eq!(greedy(|s| s.frequency_penalty = 0.6).choose(&logits, &[1, 1], 0), Some(0));
+        assert_eq!(greedy(|s| s.frequency_penalty = 0.6).choose(&logits, &[1], 0), Some(1));
+    }
+}

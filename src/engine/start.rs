@@ -1,0 +1,159 @@
+//! From an opened model and device to a running engine: plan first, then take the memory once, in a fixed order.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use super::decode::Windows;
+use super::embedding::Embedding;
+use super::sequence::Sequence;
+use super::{Engine, EngineError};
+use crate::backend::{Backend, Copy, DeviceMemory, Direction, MemoryInfo};
+use crate::experts::{ExpertStore, Experts};
+use crate::model::forward::{Forward, ResidentAddrs};
+use crate::model::layout::WindowLayout;
+use crate::model::{Model, ModelWeights};
+use crate::phase::plan::{DeviceBudget, PromptMemory, WINDOW_ROWS};
+use crate::phase::{Plan, Scheduler};
+use crate::settings::EngineSettings;
+use crate::units::Bytes;
+
+/// Share of a device that is taken to be ours where the driver does not say what is free, in percent.
+const SAFE_SHARE_PERCENT: u64 = 80;
+
+/// Asks a device what it has for us.
+///
+/// A free figure of 0, above the total, or none at all is not believed: it is asked for once more, then our own books decide (at
+/// start nothing is ours, so the device counts as empty). Where the driver says plainly that it does not know, a safe share of the
+/// total is used. Either is told in the second value.
+#[must_use]
+pub fn read_device_budget<B: Backend>(backend: &B) -> (DeviceBudget, Option<String>) {
+    let capabilities = backend.capabilities();
+    let sane = |info: &MemoryInfo| info.free.is_some_and(|free| free > Bytes::ZERO && free <= info.total);
+    let first = backend.memory_info();
+    let reading = match &first {
+        Ok(info) if sane(info) => first.clone(),
+        _ => backend.memory_info(),
+    };
+    let budget = |total, used_by_others, os_budget| DeviceBudget {
+        total,
+        used_by_others,
+        os_budget,
+        graph_node_bytes: capabilities.graph_node_bytes,
+        borrow_spill: capabilities.borrow_spill,
+    };
+    match reading {
+        Ok(info) if sane(&info) => {
+            (budget(info.total, info.total.saturating_sub(info.free.unwrap_or(info.total)), info.os_budget), None)
+        }
+        Ok(MemoryInfo { free: None, total, os_budget }) => {
+            let ours = Bytes(total.0 / 100 * SAFE_SHARE_PERCENT);
+            let notice = format!(
+                "the {} driver does not say how much memory is free: planning with {ours}, {SAFE_SHARE_PERCENT} % of {total}; set --vram-mib to decide otherwise",
+                capabilities.backend
+            );
+            (budget(total, total - ours, os_budget), Some(notice))
+        }
+        Ok(info) => {
+            let notice = format!("the {} driver's reading of free memory ({:?}) is not believed: planning by our own books", capabilities.backend, info.free);
+            (budget(info.total, Bytes::ZERO, info.os_budget), Some(notice))
+        }
+        Err(error) => {
+            let total = capabilities.max_allocation_bytes;
+            (budget(total, Bytes::ZERO, None), Some(format!("free memory cannot be read ({error}): planning by our own books")))
+        }
+    }
+}
+
+impl<B: Backend> Engine<B> {
+    /// Plans, allocates and loads. `on_progress` is told bytes loaded, of all.
+    ///
+    /// # Errors
+    /// [`EngineError::Plan`] where the model cannot fit as asked, before anything is allocated; the device's faults.
+    pub fn start(
+        backend: B,
+        model: Arc<Model>,
+        settings: &EngineSettings,
+        on_progress: &mut dyn FnMut(Bytes, Bytes),
+    ) -> Result<Self, EngineError> {
+        let backend = Rc::new(backend);
+        let mut notices = Vec::new();
+        let (device, notice) = read_device_budget(&*backend);
+        notices.extend(notice);
+        let plan = Plan::new(&model.shape, &model.weights, device, settings)?;
+        let weights = &model.weights;
+        let compute = backend.create_stream()?;
+        let store = ExpertStore::register(&*backend, &model.file, &model.shape, weights, settings.pin)?;
+        let (_, pageable) = store.pinned_and_pageable();
+        if pageable > Bytes::ZERO {
+            let (pinned, pageable) = store.pinned_and_pageable();
+            notices.push(format!("pinned {pinned} of the model, {pageable} pageable"));
+        }
+        let dense = load_dense(&*backend, &store, weights, &compute, on_progress)?;
+        let kv = backend.malloc(plan.kv_bytes, "KV cache")?;
+        let resident = ResidentAddrs {
+            dense: dense.range().start,
+            kv: kv.range().start,
+            n_ctx: plan.ctx_tokens,
+            kv_format: plan.kv_format,
+        };
+        let layout = WindowLayout::new(&model.shape, weights, plan.exact, WINDOW_ROWS);
+        let window_buffer = backend.malloc(layout.bytes, "decode buffers")?;
+        let owned_prompt = match plan.prompt_memory {
+            PromptMemory::Owned { bytes } => Some(backend.malloc(bytes, "prompt buffers")?),
+            PromptMemory::Loan { .. } | PromptMemory::None => None,
+        };
+        let head_source = store.file_addr(weights.head.file_index, Bytes(weights.head.offset));
+        let scheduler = Scheduler::new(Rc::clone(&backend), &plan, head_source, weights.head.bytes)?;
+        let table = Windows::<B>::table_range(&window_buffer, &layout);
+        let mut experts = Experts::new(Rc::clone(&backend), store, weights, plan.slots, table)?;
+        experts.fill(scheduler.slot_range())?;
+        experts.publish_arrivals(&compute, true, scheduler.slot_range())?;
+        let forward = Forward { shape: &model.shape, weights, resident, exact: plan.exact };
+        let windows = Windows::new(Rc::clone(&backend), window_buffer, layout, &forward, &scheduler, &compute, &mut notices)?;
+        let embedding = Embedding::new(&model).map_err(start_error)?;
+        Ok(Self {
+            backend,
+            settings: settings.clone(),
+            plan,
+            resident,
+            scheduler,
+            experts,
+            windows,
+            owned_prompt,
+            compute,
+            embedding,
+            sequence: Sequence::default(),
+            notices,
+            lowest_free: None,
+            spilled: Bytes::ZERO,
+            _dense: dense,
+            _kv: kv,
+            model,
+        })
+    }
+}
+
+fn start_error(error: crate::model::ModelError) -> EngineError {
+    EngineError::Model(Box::new(error))
+}
+
+/// Copies all dense weights into one allocation.
+fn load_dense<B: Backend>(
+    backend: &B,
+    store: &ExpertStore<B>,
+    weights: &ModelWeights,
+    stream: &B::Stream,
+    on_progress: &mut dyn FnMut(Bytes, Bytes),
+) -> Result<B::Buffer, EngineError> {
+    let buffer = backend.malloc(weights.dense_bytes, "dense weights")?;
+    let mut loaded = Bytes::ZERO;
+    for dense in &weights.dense {
+        let src = store.file_addr(dense.tensor.file_index, Bytes(dense.tensor.offset));
+        let dst = buffer.range().start.offset(dense.device_offset);
+        backend.copy(stream, Copy { dst, src, bytes: dense.tensor.bytes, direction: Direction::ToDevice })?;
+        loaded += dense.tensor.bytes;
+        on_progress(loaded, weights.dense_bytes);
+    }
+    backend.synchronise(stream)?;
+    Ok(buffer)
+}
