@@ -1,4 +1,7 @@
 //! Ebbtide runs mixture-of-experts language models that are larger than the graphics card.
+//!
+//! VRAM is storage that depends on the phase: the output head is needed only while tokens are written, the prompt buffers only
+//! while a prompt is read, so one piece of VRAM serves both. `ARCHITECTURE.md` is the map; the modules below stand in reading order.
 #![deny(unsafe_code)]
 
 #[cfg(any(all(feature = "cuda", feature = "hip"), all(feature = "cuda", feature = "sycl"), all(feature = "hip", feature = "sycl")))]
@@ -7,8 +10,16 @@ compile_error!(
 );
 
 pub mod cli;
+pub mod engine;
+pub mod experts;
 pub mod gguf;
-pub mod quant;
+pub mod model;
+pub mod phase;
 pub mod settings;
 pub mod tokenizer;
+
+pub mod backend;
+#[path = "../backends/mod.rs"]
+pub mod backends;
+pub mod quant;
 pub mod units;

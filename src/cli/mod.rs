@@ -1,11 +1,13 @@
 //! The command line: from the argument list to a checked [`config::Config`], and from errors to exit codes.
 //!
 //! Two layers: flags exactly as typed (`args`, joined with environment and file by `sources`), then flags with meaning (`config`).
-//! Results go to stdout, everything else to stderr. This module reaches the engine only through plain settings
-//! ([`crate::settings`]); it knows no backend and no tensor.
+//! Results go to stdout, everything else to stderr. Only `commands` reaches the engine, and the device
+//! through the trait alone; the layers above it know plain settings ([`crate::settings`]).
 #![allow(clippy::print_stderr, reason = "the program speaks to its user here; libraries below do not")]
 
 pub mod args;
+pub mod command;
+pub mod commands;
 pub mod config;
 pub mod exit;
 pub mod file;
@@ -22,17 +24,21 @@ pub mod tokens;
 use std::io::Write;
 use std::process::ExitCode;
 
-use config::{Command, Config};
+use commands::Opener;
+use config::Config;
 use exit::{Classified, CommandError, ExitStatus};
+use file::FileError;
 use sources::{Resolved, SourceError};
 
-/// Runs the program.
+use crate::backend::Backend;
+
+/// Runs the program on the device that `open` opens.
 #[must_use]
-pub fn main() -> ExitCode {
+pub fn main<B: Backend>(open: Opener<B>) -> ExitCode {
     let arguments: Vec<_> = std::env::args_os().collect();
     let environment = std::env::vars_os().collect();
     let status = match sources::resolve(&arguments, &environment) {
-        Ok(resolved) => checked_and_run(resolved),
+        Ok(resolved) => checked_and_run(resolved, open),
         Err(error) => {
             report(&error);
             error.exit_status()
@@ -46,42 +52,35 @@ fn report(error: &SourceError) {
     match error {
         // Nobody is left to tell where stdout or stderr is closed.
         SourceError::Arguments(error) => drop(error.print()),
-        SourceError::LaterCommand(_) | SourceError::File(_) | SourceError::Values(_) => report_lines(&error.to_string()),
+        SourceError::File(FileError::Entries(faults)) | SourceError::Values(faults) => report_faults(faults),
+        SourceError::LaterCommand(_) | SourceError::File(_) => eprintln!("error: {error}"),
     }
 }
 
-fn report_lines(text: &str) {
-    match text.split_once('\n') {
-        None => eprintln!("error: {text}"),
-        Some(_) => eprintln!("error: {} settings cannot be carried out\n  {}", text.lines().count(), text.replace('\n', "\n  ")),
+fn report_faults(faults: &[String]) {
+    match faults {
+        [fault] => eprintln!("error: {fault}"),
+        _ => eprintln!("error: {} settings cannot be carried out\n  {}", faults.len(), faults.join("\n  ")),
     }
 }
 
-fn checked_and_run(resolved: Resolved) -> ExitStatus {
+fn checked_and_run<B: Backend>(resolved: Resolved, open: Opener<B>) -> ExitStatus {
     let config = match config::check(resolved) {
         Ok(config) => config,
         Err(refused) => {
-            report_lines(&refused.to_string());
+            report_faults(&refused.0);
             return refused.exit_status();
         }
     };
     for warning in &config.warnings {
         eprintln!("warning: {warning}");
     }
-    match run(&config) {
+    match commands::carry_out(&config, open) {
         Ok(()) => ExitStatus::Done,
         Err(error) => {
             eprintln!("error: {error}");
             error.status()
         }
-    }
-}
-
-/// Carries out a command.
-fn run(config: &Config) -> Result<(), CommandError> {
-    match &config.command {
-        Command::ShowConfig => show_config(config),
-        _ => Err(CommandError::new(ExitStatus::Failed, anyhow::anyhow!("this command is not wired to the engine"))),
     }
 }
 

@@ -1,0 +1,39 @@
+//! What each command does, once its call is checked.
+//!
+//! Commands reach the device through an [`Opener`] alone, so this module knows the trait and no backend.
+
+mod demo;
+mod interrupt;
+mod logits;
+mod perplexity;
+mod plan;
+mod report;
+mod run;
+mod session;
+mod text;
+
+use super::command::Command;
+use super::config::Config;
+use super::exit::CommandError;
+use crate::backend::{Backend, BackendError};
+use crate::settings::EngineSettings;
+
+/// Opens the build's device with the given settings.
+pub type Opener<B> = fn(&EngineSettings) -> Result<B, BackendError>;
+
+/// Carries out a command other than `config`.
+///
+/// # Errors
+/// Whatever ended it early, with the exit code.
+pub fn carry_out<B: Backend>(config: &Config, open: Opener<B>) -> Result<(), CommandError> {
+    match &config.command {
+        Command::Demo(demo) => demo::demo(demo, config, open),
+        Command::Run(run) => run::run(run, config, open),
+        Command::Plan(plan) => plan::plan(plan, config, open),
+        Command::Logits(logits) => logits::logits(logits, config, open),
+        Command::Perplexity(perplexity) => perplexity::perplexity(perplexity, config, open),
+        Command::Tokenize(tokenize) => text::tokenize(tokenize, config),
+        Command::Detokenize(detokenize) => text::detokenize(detokenize, config),
+        Command::ShowConfig => super::show_config(config),
+    }
+}

@@ -1,0 +1,70 @@
+//! `ebbtide plan`: both phases, without loading weights.
+
+use serde::Serialize;
+
+use super::Opener;
+use super::session;
+use crate::backend::Backend;
+use crate::cli::command::PlanConfig;
+use crate::cli::config::Config;
+use crate::cli::exit::CommandError;
+use crate::cli::write_stdout;
+use crate::engine::{EngineError, read_device_budget};
+use crate::phase::Plan;
+use crate::phase::plan::PhaseBytes;
+use crate::units::Bytes;
+
+/// What `plan --json` prints; names and meaning are a contract.
+#[derive(Serialize)]
+struct PlanReport<'a> {
+    limit_bytes: Bytes,
+    budget_bytes: Bytes,
+    reserve_bytes: Bytes,
+    ctx_tokens: u32,
+    slots: u32,
+    slot_bytes: Bytes,
+    slots_decided_by: &'static str,
+    chunk: u32,
+    block: u32,
+    chunk_head_kept: u32,
+    chunk_head_lent: u32,
+    prompt_decided_by: &'static str,
+    head_bytes: Bytes,
+    decode: &'a PhaseBytes,
+    prefill: &'a PhaseBytes,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// Exit code 3 for the file, 4 where no plan fits.
+pub fn plan<B: Backend>(plan: &PlanConfig, config: &Config, open: Opener<B>) -> Result<(), CommandError> {
+    let model = session::open_model(&plan.model)?;
+    let backend = open(&plan.engine).map_err(EngineError::from)?;
+    let (device, notice) = read_device_budget(&backend);
+    if let Some(notice) = notice {
+        eprintln!("note: {notice}");
+    }
+    let plan = Plan::new(&model.shape, &model.weights, device, &plan.engine).map_err(EngineError::from)?;
+    if !config.json {
+        return write_stdout(&format!("{}: {}\n{plan}\n", model.name(), model.shape.architecture));
+    }
+    let report = PlanReport {
+        limit_bytes: plan.limit_bytes,
+        budget_bytes: plan.budget_bytes,
+        reserve_bytes: plan.reserve_bytes,
+        ctx_tokens: plan.ctx_tokens,
+        slots: plan.slots,
+        slot_bytes: plan.slot_bytes,
+        slots_decided_by: plan.slots_decided_by,
+        chunk: plan.chunk,
+        block: plan.block,
+        chunk_head_kept: plan.kept_head_chunk,
+        chunk_head_lent: plan.alias_chunk,
+        prompt_decided_by: plan.prompt_decided_by,
+        head_bytes: plan.head_bytes,
+        decode: &plan.decode,
+        prefill: &plan.prefill,
+    };
+    write_stdout(&format!("{}\n", serde_json::to_string_pretty(&report).expect("numbers and text are JSON")))
+}

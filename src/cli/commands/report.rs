@@ -1,0 +1,92 @@
+//! The figures of a request: the JSON object of the contract and a few lines for people.
+
+use serde::Serialize;
+
+use crate::engine::way::Way;
+use crate::engine::{Finish, Outcome};
+use crate::phase::Plan;
+use crate::units::{Bytes, TokenId};
+
+/// What `run --json` prints; names and meaning are a contract.
+#[derive(Debug, Serialize)]
+pub struct RunReport<'a> {
+    prompt_tokens: usize,
+    tokens: &'a [TokenId],
+    text: &'a str,
+    finish: Finish,
+    way: Way,
+    way_reason: &'a str,
+    chunk: u32,
+    block: u32,
+    slots: u32,
+    slots_lent: u32,
+    prefill_tokens_per_s: f64,
+    decode_tokens_per_s: f64,
+    lowest_free_bytes: Option<Bytes>,
+    head_reloads: u64,
+    head_reload_ms: f64,
+    arena_bytes_in_head: Bytes,
+    spill_bytes: Bytes,
+    link_bytes: Bytes,
+    hits: u64,
+    misses: u64,
+    drafts_offered: u64,
+    drafts_accepted: u64,
+    recaptures: u64,
+}
+
+impl<'a> RunReport<'a> {
+    /// The figures of `outcome`. This version drafts nothing and never captures again, so those counts are 0.
+    pub fn new(outcome: &'a Outcome, text: &'a str, plan: &Plan) -> Self {
+        Self {
+            prompt_tokens: outcome.prompt_tokens,
+            tokens: &outcome.tokens,
+            text,
+            finish: outcome.finish,
+            way: outcome.choice.way,
+            way_reason: &outcome.choice.reason,
+            chunk: outcome.choice.chunk,
+            block: outcome.choice.chunk,
+            slots: plan.slots,
+            slots_lent: outcome.phases.slots_lent,
+            prefill_tokens_per_s: outcome.prefill_tokens_per_s(),
+            decode_tokens_per_s: outcome.decode_tokens_per_s(),
+            lowest_free_bytes: outcome.lowest_free,
+            head_reloads: outcome.phases.head_reloads,
+            head_reload_ms: outcome.phases.head_reload_ms,
+            arena_bytes_in_head: outcome.phases.arena_bytes_in_head,
+            spill_bytes: outcome.spill_bytes,
+            link_bytes: outcome.experts.link_bytes,
+            hits: outcome.experts.hits,
+            misses: outcome.experts.misses,
+            drafts_offered: 0,
+            drafts_accepted: 0,
+            recaptures: 0,
+        }
+    }
+}
+
+/// Two lines for stderr.
+pub fn summary(outcome: &Outcome, plan: &Plan) -> String {
+    let lent = match outcome.choice.way {
+        Way::Windows => "nothing lent".to_owned(),
+        Way::Loan => format!("head kept, {} slots lent", outcome.phases.slots_lent),
+        Way::Alias => format!(
+            "{} of the prompt buffers in the head's range, {} slots lent, head back in {:.1} ms",
+            outcome.phases.arena_bytes_in_head, outcome.phases.slots_lent, outcome.phases.head_reload_ms
+        ),
+    };
+    let uses = (outcome.experts.hits + outcome.experts.misses).max(1);
+    let hit_percent = outcome.experts.hits * 100 / uses;
+    let free = outcome.lowest_free.map_or_else(|| "unknown".to_owned(), |free| free.to_string());
+    format!(
+        "read {} tokens at {:.1} tok/s by way of {} in chunks of {} ({lent})\nwrote {} tokens at {:.1} tok/s; {} slots, {hit_percent} % of expert uses from VRAM, lowest free {free}",
+        outcome.prompt_tokens,
+        outcome.prefill_tokens_per_s(),
+        outcome.choice.way,
+        outcome.choice.chunk,
+        outcome.tokens.len(),
+        outcome.decode_tokens_per_s(),
+        plan.slots,
+    )
+}

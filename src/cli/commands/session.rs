@@ -1,0 +1,172 @@
+//! What commands that run a model share: opening it, starting an engine, sampling defaults, errors with codes.
+
+use std::io::Read;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use anyhow::Context;
+
+use super::Opener;
+use crate::backend::Backend;
+use crate::cli::command::PromptSource;
+use crate::cli::config::Config;
+use crate::cli::exit::{Classified, CommandError, ExitStatus};
+use crate::cli::progress::Progress;
+use crate::cli::tokens;
+use crate::engine::sampler::Sampling;
+use crate::engine::{Engine, EngineError};
+use crate::gguf::Metadata;
+use crate::model::{Model, ModelError};
+use crate::settings::{EngineSettings, SamplingSettings};
+use crate::tokenizer::{ChatError, ChatTemplate, Message, RenderOptions, Specials, Tokenizer, TokenizerError};
+use crate::units::TokenId;
+
+/// Largest prompt or corpus file that is read.
+const TEXT_BYTES_MAX: u64 = 1 << 30;
+
+impl Classified for ModelError {
+    fn exit_status(&self) -> ExitStatus {
+        ExitStatus::Input
+    }
+}
+
+impl Classified for TokenizerError {
+    fn exit_status(&self) -> ExitStatus {
+        ExitStatus::Input
+    }
+}
+
+impl Classified for ChatError {
+    fn exit_status(&self) -> ExitStatus {
+        ExitStatus::Input
+    }
+}
+
+impl Classified for EngineError {
+    fn exit_status(&self) -> ExitStatus {
+        match self {
+            Self::Plan(_) | Self::Phase(_) | Self::Backend(_) | Self::Store(_) | Self::NoLogitsRoom { .. } => ExitStatus::Device,
+            Self::PromptTooLong { .. } | Self::EmptyPrompt | Self::BadToken { .. } => ExitStatus::Usage,
+            Self::Model(_) | Self::Quant(_) | Self::NotFinite { .. } => ExitStatus::Input,
+        }
+    }
+}
+
+/// Opens a model.
+///
+/// # Errors
+/// Exit code 3 for anything wrong with the file.
+pub fn open_model(path: &Path) -> Result<Arc<Model>, CommandError> {
+    Ok(Arc::new(Model::open(path)?))
+}
+
+/// Plans, loads and reports on stderr.
+///
+/// # Errors
+/// Exit code 4 where the device or its memory is at fault.
+pub fn start<B: Backend>(model: &Arc<Model>, settings: &EngineSettings, config: &Config, open: Opener<B>) -> Result<Engine<B>, CommandError> {
+    if let crate::settings::ContextSetting::Tokens(asked) = settings.ctx
+        && asked > model.shape.n_ctx_train
+    {
+        eprintln!("warning: --ctx {asked} is above the model's own context of {}: quality may suffer past it", model.shape.n_ctx_train);
+    }
+    let backend = open(settings).map_err(EngineError::from)?;
+    let mut progress = None;
+    let mut engine = Engine::start(backend, Arc::clone(model), settings, &mut |done, total| {
+        let bar = progress.get_or_insert_with(|| if config.verbose { Progress::new("loading", total.0) } else { Progress::quiet() });
+        bar.set(done.0);
+    })?;
+    if let Some(progress) = progress {
+        progress.finish();
+    }
+    if config.verbose {
+        eprintln!("{}", engine.plan());
+    }
+    print_notices(&mut engine);
+    Ok(engine)
+}
+
+/// Prints what the engine has to say.
+pub fn print_notices<B: Backend>(engine: &mut Engine<B>) {
+    for notice in engine.take_notices() {
+        eprintln!("note: {notice}");
+    }
+}
+
+/// Sampling as set, else as the file says, else the engine's own.
+///
+/// # Errors
+/// Where the file's values have a wrong type.
+pub fn sampling(settings: &SamplingSettings, metadata: &Metadata) -> Result<Sampling, CommandError> {
+    let float = |key: &str| metadata.f32_opt(&format!("general.sampling.{key}")).map_err(ModelError::from);
+    let count = |key: &str| metadata.u32_opt(&format!("general.sampling.{key}")).map_err(ModelError::from);
+    let own = Sampling::default();
+    Ok(Sampling {
+        temperature: settings.temperature.or(float("temp")?).unwrap_or(own.temperature),
+        top_k: settings.top_k.or(count("top_k")?).unwrap_or(own.top_k),
+        top_p: settings.top_p.or(float("top_p")?).unwrap_or(own.top_p),
+        min_p: settings.min_p.or(float("min_p")?).unwrap_or(own.min_p),
+        seed: settings.seed.unwrap_or_else(fresh_seed),
+        repeat_penalty: settings.repeat_penalty.or(float("penalty_repeat")?).unwrap_or(own.repeat_penalty),
+        presence_penalty: settings.presence_penalty.unwrap_or(own.presence_penalty),
+        frequency_penalty: settings.frequency_penalty.unwrap_or(own.frequency_penalty),
+        penalty_last_n: settings.penalty_last_n.or(count("penalty_last_n")?).unwrap_or(own.penalty_last_n),
+    })
+}
+
+/// A seed that differs from run to run.
+fn fresh_seed() -> u64 {
+    let nanos = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| u64::from(since.subsec_nanos()) ^ since.as_secs());
+    nanos ^ (u64::from(std::process::id()) << 32)
+}
+
+/// Reads a text file, bounded.
+///
+/// # Errors
+/// Exit code 3, naming the file.
+pub fn read_text(path: &Path) -> Result<Vec<u8>, CommandError> {
+    let read = || -> anyhow::Result<Vec<u8>> {
+        let mut text = Vec::new();
+        let file = std::fs::File::open(path).with_context(|| format!("cannot open {}", path.display()))?;
+        file.take(TEXT_BYTES_MAX + 1).read_to_end(&mut text).with_context(|| format!("cannot read {}", path.display()))?;
+        anyhow::ensure!(text.len() as u64 <= TEXT_BYTES_MAX, "{} is larger than {TEXT_BYTES_MAX} bytes: give a part of it", path.display());
+        Ok(text)
+    };
+    read().map_err(|error| CommandError::new(ExitStatus::Input, error))
+}
+
+/// The bytes of a text source.
+///
+/// # Errors
+/// As [`read_text`]. Token sources are no text.
+pub fn text_bytes(source: &PromptSource) -> Result<Vec<u8>, CommandError> {
+    match source {
+        PromptSource::Text(text) => Ok(text.clone().into_bytes()),
+        PromptSource::File(path) => read_text(path),
+        PromptSource::Tokens(_) => Err(CommandError::new(ExitStatus::Usage, anyhow::anyhow!("text is needed, not token numbers"))),
+    }
+}
+
+/// A prompt as tokens; text is plain unless `chat` sends it through the model's template as a user's message.
+///
+/// # Errors
+/// Exit code 3 for files and templates at fault.
+pub fn prompt_tokens(source: &PromptSource, chat: bool, model: &Model, tokenizer: &Tokenizer) -> Result<Vec<TokenId>, CommandError> {
+    if let PromptSource::Tokens(source) = source {
+        return Ok(tokens::read(source)?);
+    }
+    let text = text_bytes(source)?;
+    if !chat {
+        let mut tokens: Vec<TokenId> = tokenizer.leading_bos().into_iter().collect();
+        tokens.extend(tokenizer.encode(&text, Specials::AsText)?);
+        return Ok(tokens);
+    }
+    let template = model.file.metadata().string_opt("tokenizer.chat_template").map_err(ModelError::from)?;
+    let source = template.ok_or_else(|| {
+        CommandError::new(ExitStatus::Usage, anyhow::anyhow!("{} has no chat template: leave out --chat", model.name()))
+    })?;
+    let message = Message::new("user", &String::from_utf8_lossy(&text)).shielded(tokenizer);
+    let rendered = ChatTemplate::new(source)?.render(&[message], &RenderOptions::default())?;
+    Ok(tokenizer.encode_chat(&rendered)?)
+}
