@@ -5,6 +5,7 @@ use std::cell::RefCell;
 use super::clock::Cost;
 use super::kernels::activations::quantise_rows;
 use super::kernels::attention::{AttentionInputs, attention};
+use super::kernels::attention_window::attention_window;
 use super::kernels::gemm::{Activations, TokenRows, Weights, gemm};
 use super::kernels::kv::{KvShape, KvType, store_rows};
 use super::kernels::matvec::matvec;
@@ -134,7 +135,7 @@ impl Launcher {
     }
 
     fn attention(&self, operands: &Operands<'_>, op: &Op) -> Result<Cost> {
-        let Op::Attention { q, k_cache, v_cache, format, positions, out, n_rows, n_head, n_head_kv, head_dim, n_ctx, scale } = *op else {
+        let Op::Attention { q, k_cache, v_cache, format, positions, out, n_rows, n_head, n_head_kv, head_dim, n_ctx, scale, path } = *op else {
             unreachable!("called for attention only");
         };
         let shape = KvShape { kv_type: kv_type(format), n_head_kv: n_head_kv as usize, head_size: head_dim as usize };
@@ -150,7 +151,11 @@ impl Launcher {
             values: operands.read(v_cache, cache_bytes)?,
             positions,
         };
-        attention(&self.pool, self.level, &inputs, operands.write(out, n)?);
+        let run = match path {
+            Path::Prompt => attention,
+            Path::Window => attention_window,
+        };
+        run(&self.pool, self.level, &inputs, operands.write(out, n)?);
         let keys_seen: f64 = positions.iter().map(|&position| f64::from(position) + 1.0).sum();
         let read = positions.last().map_or(0, |&last| 2 * (last as usize + 1) * shape.position_bytes());
         Ok(Cost { flop: 4.0 * keys_seen * f64::from(n_head) * f64::from(head_dim), ..bytes_cost(read + 8 * n) })

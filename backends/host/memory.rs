@@ -27,7 +27,7 @@ struct Block {
 
 impl Block {
     fn zeroed(bytes: usize) -> Option<Self> {
-        let layout = Layout::from_size_align(bytes.max(1), ALIGN as usize).ok()?;
+        let layout = Layout::from_size_align(bytes.max(1), Bytes(ALIGN).as_usize()).ok()?;
         // SAFETY: the layout has a size of at least one byte.
         let data = NonNull::new(unsafe { alloc_zeroed(layout) })?;
         Some(Self { data, layout })

@@ -149,6 +149,7 @@ pub enum Op {
         head_dim: u32,
         n_ctx: u32,
         scale: f32,
+        path: Path,
     },
     /// Softmax over `logits` f32 `[n_rows, n_expert]`, the `n_used` largest (ties to the lower number), renormalised and times
     /// `scale`; `ids` i32 and `weights` f32 `[n_rows, n_used]`, ascending by expert.

@@ -177,6 +177,7 @@ impl Forward<'_> {
             head_dim: shape.head_dim,
             n_ctx: self.resident.n_ctx,
             scale: shape.attention_scale,
+            path,
         });
         let output = self.matrix(dense.attn_output);
         Projector::new(&mut ops, at.attended, at.quantised, n_rows, path, self.exact).project(output, at.residual, true);

@@ -38,20 +38,27 @@ pub struct AttentionInputs<'a> {
     pub positions: &'a [i32],
 }
 
+impl AttentionInputs<'_> {
+    /// Asserts that the parts fit each other and a result of `out_len` numbers.
+    pub(super) fn check(&self, out_len: usize) {
+        let shape = &self.shape;
+        let n_rows = self.positions.len();
+        assert_eq!(self.queries.len(), n_rows * self.n_head * shape.head_size, "a query row for each position");
+        assert_eq!(out_len, self.queries.len(), "as many results as queries");
+        assert!(shape.n_head_kv > 0 && self.n_head.is_multiple_of(shape.n_head_kv), "{} heads on {}", self.n_head, shape.n_head_kv);
+        for position in self.positions {
+            let end = usize::try_from(*position).map(|position| (position + 1) * shape.position_bytes()).expect("position not negative");
+            assert!(end <= self.keys.len() && end <= self.values.len(), "position {position} lies beyond the cache");
+        }
+    }
+}
+
 /// Computes `out[n_rows, n_head, head_size]`.
 ///
 /// # Panics
 /// Where lengths do not match, or a position is negative or beyond the cache.
 pub fn attention(pool: &ThreadPool, level: SimdLevel, inputs: &AttentionInputs<'_>, out: &mut [f32]) {
-    let shape = &inputs.shape;
-    let n_rows = inputs.positions.len();
-    assert_eq!(inputs.queries.len(), n_rows * inputs.n_head * shape.head_size, "a query row for each position");
-    assert_eq!(out.len(), inputs.queries.len(), "as many results as queries");
-    assert!(shape.n_head_kv > 0 && inputs.n_head.is_multiple_of(shape.n_head_kv), "{} heads on {}", inputs.n_head, shape.n_head_kv);
-    for position in inputs.positions {
-        let end = usize::try_from(*position).map(|position| (position + 1) * shape.position_bytes()).expect("position not negative");
-        assert!(end <= inputs.keys.len() && end <= inputs.values.len(), "position {position} lies beyond the cache");
-    }
+    inputs.check(out.len());
     let level = level.min(SimdLevel::detect());
     let tasks = Tasks::split(inputs, pool.n_threads());
     let out = SharedSlice::new(out);

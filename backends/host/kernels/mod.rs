@@ -12,6 +12,7 @@
 
 pub mod activations;
 pub mod attention;
+pub mod attention_window;
 mod codes;
 mod codes_iq;
 mod codes_k;
