@@ -310,7 +310,14 @@ impl Running {
     fn take_in(&mut self, scores: &mut [f32; KEY_TILE], count: usize, scale: f32, result: &mut [f32]) {
         scores[..count].iter_mut().for_each(|score| *score *= scale);
         scores[count..].fill(f32::NEG_INFINITY);
-        let largest = scores.iter().fold(self.largest, |largest, score| if *score > largest { *score } else { largest });
+        let mut maxima = [self.largest; LANES];
+        for part in scores.as_chunks::<LANES>().0 {
+            maxima.iter_mut().zip(part).for_each(|(largest, score)| *largest = larger(*largest, *score));
+        }
+        for half in [8, 4, 2, 1] {
+            (0..half).for_each(|lane| maxima[lane] = larger(maxima[lane], maxima[lane + half]));
+        }
+        let largest = maxima[0];
         scores.iter_mut().for_each(|score| *score = exponential(*score - largest));
         scores[count..].fill(0.0);
         let mut lanes = [0.0_f32; LANES];
@@ -325,6 +332,12 @@ impl Running {
         self.largest = largest;
         result.iter_mut().for_each(|value| *value *= keep);
     }
+}
+
+/// The larger number, spelled so that loops over it become vector code.
+#[inline(always)]
+fn larger(left: f32, right: f32) -> f32 {
+    if right > left { right } else { left }
 }
 
 #[cfg(test)]

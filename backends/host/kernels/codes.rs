@@ -1,13 +1,12 @@
 //! Weights as small integers: every quantised type seen as `scale * code + min` over groups of 16 or 32.
 //!
 //! The prompt path multiplies integers, so it needs no weight as f32: a code fits i8, a group shares one f32 scale and, in
-//! some types, one f32 min. This file owns the view and the types of 32; `codes_k` and `codes_iq` hold the types of 256.
+//! some types, one f32 min. This file owns the view; `codes_32`, `codes_k` and `codes_iq` hold the types.
 //! The decoders are one text compiled for each level, so codes and scales are equal on all of them.
 
 use super::simd::SimdLevel;
-use super::{codes_iq, codes_k};
+use super::{codes_32, codes_iq, codes_k};
 use crate::quant::QuantType;
-use crate::quant::tables::{IQ4_VALUES, MXFP4_VALUES};
 
 /// Most weights that are decoded at once.
 pub(super) const CHUNK: usize = 256;
@@ -78,38 +77,13 @@ fn decode_avx512(weights: QuantType, blocks: &[u8], chunk: &mut CodeChunk) {
 fn decode_blocks<const VECTOR: bool>(weights: QuantType, blocks: &[u8], chunk: &mut CodeChunk) {
     use QuantType as Q;
     match weights {
-        Q::Q8_0 => each_32::<34>(blocks, chunk, |block, codes| {
-            for (code, byte) in codes.iter_mut().zip(&block[2..]) {
-                *code = byte.cast_signed();
-            }
-            (f16_at(block, 0), 0.0)
-        }),
-        Q::Q4_0 => each_32::<18>(blocks, chunk, |block, codes| {
-            nibbles::<2, 18>(block, codes, 8);
-            (f16_at(block, 0), 0.0)
-        }),
-        Q::Q4_1 => each_32::<20>(blocks, chunk, |block, codes| {
-            nibbles::<4, 20>(block, codes, 0);
-            (f16_at(block, 0), f16_at(block, 2))
-        }),
-        Q::Q5_0 => each_32::<22>(blocks, chunk, |block, codes| {
-            nibbles::<6, 22>(block, codes, 16);
-            add_fifth_bit(u32_at(block, 2), codes);
-            (f16_at(block, 0), 0.0)
-        }),
-        Q::Q5_1 => each_32::<24>(blocks, chunk, |block, codes| {
-            nibbles::<8, 24>(block, codes, 0);
-            add_fifth_bit(u32_at(block, 4), codes);
-            (f16_at(block, 0), f16_at(block, 2))
-        }),
-        Q::IQ4_NL => each_32::<18>(blocks, chunk, |block, codes| {
-            look_up::<VECTOR>(&block[2..], &IQ4_VALUES, codes);
-            (f16_at(block, 0), 0.0)
-        }),
-        Q::MXFP4 => each_32::<17>(blocks, chunk, |block, codes| {
-            look_up::<VECTOR>(&block[1..], &MXFP4_VALUES, codes);
-            (half_power_of_two(block[0]), 0.0)
-        }),
+        Q::Q8_0 => each_32(blocks, chunk, codes_32::q8_0),
+        Q::Q4_0 => each_32(blocks, chunk, codes_32::q4_0),
+        Q::Q4_1 => each_32(blocks, chunk, codes_32::q4_1),
+        Q::Q5_0 => each_32(blocks, chunk, codes_32::q5_0),
+        Q::Q5_1 => each_32(blocks, chunk, codes_32::q5_1),
+        Q::IQ4_NL => each_32(blocks, chunk, codes_32::iq4_nl::<VECTOR>),
+        Q::MXFP4 => each_32(blocks, chunk, codes_32::mxfp4::<VECTOR>),
         Q::Q2_K => codes_k::q2_k(blocks, chunk),
         Q::Q3_K => codes_k::q3_k(blocks, chunk),
         Q::Q4_K => codes_k::q4_k(blocks, chunk),
@@ -135,56 +109,6 @@ fn each_32<const BYTES: usize>(blocks: &[u8], chunk: &mut CodeChunk, decode: imp
     for (index, (block, codes)) in blocks.iter().zip(codes).enumerate() {
         (chunk.scales[index], chunk.mins[index]) = decode(block, codes);
     }
-}
-
-/// 16 bytes from `FIRST` on: low nibbles are weights 0..16, high nibbles 16..32; `bias` is taken off.
-#[inline(always)]
-fn nibbles<const FIRST: usize, const BYTES: usize>(block: &[u8; BYTES], codes: &mut [i8; 32], bias: i8) {
-    for index in 0..16 {
-        let byte = block[FIRST + index];
-        codes[index] = (byte & 15).cast_signed() - bias;
-        codes[index + 16] = (byte >> 4).cast_signed() - bias;
-    }
-}
-
-#[inline(always)]
-fn add_fifth_bit(bits: u32, codes: &mut [i8; 32]) {
-    for (index, code) in codes.iter_mut().enumerate() {
-        *code += ((((bits >> index) & 1) as u8) << 4).cast_signed();
-    }
-}
-
-/// 16 bytes of two 4-bit codes each (low: 0..16, high: 16..32), replaced by their table values.
-#[inline(always)]
-pub(super) fn look_up<const VECTOR: bool>(packed: &[u8], table: &[i8; 16], codes: &mut [i8; 32]) {
-    #[cfg(target_arch = "x86_64")]
-    if VECTOR {
-        use std::arch::x86_64::{_mm_and_si128, _mm_loadu_si128, _mm_set1_epi8, _mm_shuffle_epi8, _mm_srli_epi16, _mm_storeu_si128};
-        assert!(packed.len() >= 16);
-        // SAFETY: VECTOR is set only inside functions compiled for AVX2; 16 bytes are read from `packed` and from the
-        // table, and the two halves of the 32 codes are written.
-        unsafe {
-            let table = _mm_loadu_si128(table.as_ptr().cast());
-            let packed = _mm_loadu_si128(packed.as_ptr().cast());
-            let mask = _mm_set1_epi8(15);
-            let low = _mm_shuffle_epi8(table, _mm_and_si128(packed, mask));
-            let high = _mm_shuffle_epi8(table, _mm_and_si128(_mm_srli_epi16(packed, 4), mask));
-            _mm_storeu_si128(codes.as_mut_ptr().cast(), low);
-            _mm_storeu_si128(codes.as_mut_ptr().add(16).cast(), high);
-        }
-        return;
-    }
-    for index in 0..16 {
-        let byte = packed[index];
-        codes[index] = table[usize::from(byte & 15)];
-        codes[index + 16] = table[usize::from(byte >> 4)];
-    }
-}
-
-/// 2^(exponent - 128): half the power of two that an E8M0 byte stands for, because the codes are doubled.
-#[inline(always)]
-fn half_power_of_two(exponent: u8) -> f32 {
-    if exponent < 2 { f32::from_bits(0x0020_0000 << exponent) } else { f32::from_bits((u32::from(exponent) - 1) << 23) }
 }
 
 #[inline(always)]

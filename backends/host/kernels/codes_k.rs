@@ -1,6 +1,7 @@
 //! Codes of the K types and of IQ4_XS: blocks of 256 weights whose groups have integer scales of their own.
 
-use super::codes::{CodeChunk, f16_at, look_up, u16_at};
+use super::codes::{CodeChunk, f16_at, u16_at};
+use super::codes_32::look_up;
 use crate::quant::tables::IQ4_VALUES;
 
 /// The only block of a chunk, as an array so that bounds are known.

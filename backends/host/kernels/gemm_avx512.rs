@@ -50,46 +50,50 @@ unsafe fn fixed_tile<const TOKENS: usize, const QUADS: usize, const NESTED: bool
     let mut codes = panel.codes.as_ptr().cast::<__m512i>();
     let scales = panel.scales.as_ptr().cast::<f32>();
     let mins = panel.mins.as_ptr().cast::<f32>();
+    let tails = tile.tails.as_ptr();
     let zero = _mm512_setzero_ps();
     let mut total = [zero; TOKENS];
     let mut part = [zero; TOKENS];
-    for group in 0..kind.n_groups {
-        // SAFETY: `group` is below the number of groups, for which lines, quants and records exist (checked by the caller).
-        unsafe {
-            let mut weights = [_mm512_setzero_si512(); QUADS];
-            for (quad, weights) in weights.iter_mut().enumerate() {
-                *weights = _mm512_load_si512(codes.add(quad));
-            }
-            let weight_scale = _mm512_load_ps(scales.add(16 * group));
-            let tail = tile.tails.as_ptr().add(group).cast::<u32>();
-            for token in 0..TOKENS {
-                let mut sum = _mm512_set1_epi32(tail.add(token).cast::<i32>().read());
-                for (quad, weights) in weights.iter().enumerate() {
-                    let quants = _mm512_set1_epi32(rows[token].add(group * QUADS + quad).read_unaligned());
-                    sum = _mm512_dpbusd_epi32(sum, *weights, quants);
+    let groups_per_scale = if NESTED { kind.groups_per_scale } else { kind.n_groups.max(1) };
+    for first in (0..kind.n_groups).step_by(groups_per_scale) {
+        for group in first..first + groups_per_scale {
+            // SAFETY: `group` is below the number of groups, a multiple of those that share a scale; lines, quants and
+            // records exist for each (checked by the caller).
+            unsafe {
+                let mut weights = [_mm512_setzero_si512(); QUADS];
+                for (quad, weights) in weights.iter_mut().enumerate() {
+                    *weights = _mm512_load_si512(codes.add(quad));
                 }
-                let sum = _mm512_cvtepi32_ps(sum);
-                if NESTED {
-                    part[token] = _mm512_fmadd_ps(sum, weight_scale, part[token]);
-                } else {
-                    let scale = _mm512_set1_ps(tail.add(TILE_TOKENS + token).cast::<f32>().read());
-                    total[token] = _mm512_fmadd_ps(sum, _mm512_mul_ps(weight_scale, scale), total[token]);
-                }
-                if MIN {
-                    let min = _mm512_load_ps(mins.add(16 * group));
-                    let activation_sum = _mm512_set1_ps(tail.add(2 * TILE_TOKENS + token).cast::<f32>().read());
-                    let target = if NESTED { &mut part[token] } else { &mut total[token] };
-                    *target = _mm512_fmadd_ps(min, activation_sum, *target);
-                }
-            }
-            if NESTED && (group + 1).is_multiple_of(kind.groups_per_scale) {
+                let weight_scale = _mm512_load_ps(scales.add(16 * group));
+                let tail = tails.add(group).cast::<u32>();
                 for token in 0..TOKENS {
-                    let scale = _mm512_set1_ps(tail.add(TILE_TOKENS + token).cast::<f32>().read());
-                    total[token] = _mm512_fmadd_ps(part[token], scale, total[token]);
-                    part[token] = zero;
+                    let mut sum = _mm512_set1_epi32(tail.add(token).cast::<i32>().read());
+                    for (quad, weights) in weights.iter().enumerate() {
+                        let quants = _mm512_set1_epi32(rows[token].add(group * QUADS + quad).read_unaligned());
+                        sum = _mm512_dpbusd_epi32(sum, *weights, quants);
+                    }
+                    let sum = _mm512_cvtepi32_ps(sum);
+                    if NESTED {
+                        part[token] = _mm512_fmadd_ps(sum, weight_scale, part[token]);
+                    } else {
+                        let scale = _mm512_set1_ps(tail.add(TILE_TOKENS + token).cast::<f32>().read());
+                        total[token] = _mm512_fmadd_ps(sum, _mm512_mul_ps(weight_scale, scale), total[token]);
+                    }
+                    if MIN {
+                        let min = _mm512_load_ps(mins.add(16 * group));
+                        let activation_sum = _mm512_set1_ps(tail.add(2 * TILE_TOKENS + token).cast::<f32>().read());
+                        let target = if NESTED { &mut part[token] } else { &mut total[token] };
+                        *target = _mm512_fmadd_ps(min, activation_sum, *target);
+                    }
                 }
+                codes = codes.add(QUADS);
             }
-            codes = codes.add(QUADS);
+        }
+        for token in 0..if NESTED { TOKENS } else { 0 } {
+            // SAFETY: the last group of the superblock is one of the groups.
+            let scale = unsafe { tails.add(first + groups_per_scale - 1).cast::<u32>().add(TILE_TOKENS + token).cast::<f32>().read() };
+            total[token] = _mm512_fmadd_ps(part[token], _mm512_set1_ps(scale), total[token]);
+            part[token] = zero;
         }
     }
     for (out, total) in out.iter_mut().zip(total) {

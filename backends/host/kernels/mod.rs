@@ -14,6 +14,7 @@ pub mod activations;
 pub mod attention;
 pub mod attention_window;
 mod codes;
+mod codes_32;
 mod codes_iq;
 mod codes_k;
 pub mod dot;

@@ -37,6 +37,8 @@ pub(super) struct IntPanel {
     pub codes: Vec<ByteLine>,
     pub scales: Vec<FloatLine>,
     pub mins: Vec<FloatLine>,
+    /// `[16][n, padded]`: codes on their way into `codes`.
+    rows: Vec<i8>,
 }
 
 impl IntPanel {
@@ -48,34 +50,31 @@ impl IntPanel {
         self.codes.resize(n.div_ceil(CHUNK) * CHUNK / 4, ByteLine([0; 64]));
         self.scales.resize(n / shape.group, FloatLine([0.0; PANEL_ROWS]));
         self.mins.resize(n / shape.group, FloatLine([0.0; PANEL_ROWS]));
-        let mut chunks: [CodeChunk; PANEL_ROWS] = std::array::from_fn(|_| CodeChunk::new());
-        for first_column in (0..n).step_by(CHUNK) {
-            let columns = CHUNK.min(n - first_column);
-            for (row, chunk) in chunks[..n_rows].iter_mut().enumerate() {
-                codes::decode(level, weights.quant, weights.blocks(first_row + row, first_column, columns), chunk);
-                if level == SimdLevel::Avx512 {
-                    chunk.codes.iter_mut().for_each(|code| *code ^= i8::MIN);
+        let padded = self.codes.len() * 4;
+        self.rows.clear();
+        self.rows.resize(PANEL_ROWS * padded, 0);
+        let mut chunk = CodeChunk::new();
+        // One row after the other, as they lie in memory: that is what the processor fetches ahead.
+        for (row, codes) in self.rows.chunks_exact_mut(padded).take(n_rows).enumerate() {
+            for (index, codes) in codes.as_chunks_mut::<CHUNK>().0.iter_mut().enumerate() {
+                let columns = CHUNK.min(n - index * CHUNK);
+                codes::decode(level, weights.quant, weights.blocks(first_row + row, index * CHUNK, columns), &mut chunk);
+                let flip = if level == SimdLevel::Avx512 { i8::MIN } else { 0 };
+                codes.iter_mut().zip(&chunk.codes).for_each(|(code, decoded)| *code = decoded ^ flip);
+                let groups = index * CHUNK / shape.group..(index * CHUNK + columns) / shape.group;
+                for (line, scale) in self.scales[groups.clone()].iter_mut().zip(&chunk.scales) {
+                    line.0[row] = *scale;
+                }
+                if shape.has_min {
+                    self.mins[groups].iter_mut().zip(&chunk.mins).for_each(|(line, min)| line.0[row] = *min);
                 }
             }
-            let first_group = first_column / shape.group;
-            for group in 0..columns / shape.group {
-                let scales = &mut self.scales[first_group + group].0;
-                let mins = &mut self.mins[first_group + group].0;
-                for ((scale, min), chunk) in scales.iter_mut().zip(mins).zip(&chunks) {
-                    (*scale, *min) = (chunk.scales[group], chunk.mins[group]);
-                }
-            }
-            let lines = &mut self.codes[first_column / 4..(first_column + CHUNK) / 4];
-            interleave_codes(level, &chunks, lines);
         }
+        // Rows that only pad the panel keep whatever scales the buffer had; their results are not stored.
+        let rows = std::array::from_fn(|row| self.rows[row * padded..(row + 1) * padded].as_ptr().cast());
+        // SAFETY: a row has `padded` codes, a word for each line of 16 words.
+        unsafe { transpose(level, rows, self.codes.as_mut_ptr().cast(), self.codes.len()) };
     }
-}
-
-/// Interleaves the codes of 16 rows, four bytes at a time.
-fn interleave_codes(level: SimdLevel, chunks: &[CodeChunk; PANEL_ROWS], lines: &mut [ByteLine]) {
-    let rows = std::array::from_fn(|row| chunks[row].codes.as_ptr().cast::<u32>());
-    // SAFETY: a row has 256 codes, 64 words; a line is 16 words, and there are 64 lines.
-    unsafe { transpose(level, rows, lines.as_mut_ptr().cast(), lines.len()) };
 }
 
 /// Turns 16 rows of `n_columns` words (a multiple of 16) into lines of 16 words.

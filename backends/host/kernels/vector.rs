@@ -23,6 +23,9 @@ pub(super) trait Vector16: Copy {
     /// As `splat`; 16 half floats are readable at `from`, on any address.
     unsafe fn load_halves(from: *const u8) -> Self;
     /// # Safety
+    /// As `splat`; 16 signed bytes are readable at `from`.
+    unsafe fn load_bytes(from: *const u8) -> Self;
+    /// # Safety
     /// As `splat`; 16 f32 are writable at `to`, on any address.
     unsafe fn store(self, to: *mut f32);
     /// `self * factor + term`, rounded once.
@@ -60,6 +63,13 @@ impl Vector16 for Portable {
         // SAFETY: the caller's promise.
         let halves = unsafe { from.cast::<[[u8; 2]; LANES]>().read_unaligned() };
         Self(halves.map(|bytes| f16_to_f32(u16::from_le_bytes(bytes))))
+    }
+
+    #[inline(always)]
+    unsafe fn load_bytes(from: *const u8) -> Self {
+        // SAFETY: the caller's promise.
+        let bytes = unsafe { from.cast::<[i8; LANES]>().read_unaligned() };
+        Self(bytes.map(f32::from))
     }
 
     #[inline(always)]
@@ -116,6 +126,16 @@ mod x86 {
         unsafe fn load_halves(from: *const u8) -> Self {
             // SAFETY: F16C is part of the level, and 32 bytes are readable.
             unsafe { Self(_mm256_cvtph_ps(_mm_loadu_si128(from.cast())), _mm256_cvtph_ps(_mm_loadu_si128(from.add(16).cast()))) }
+        }
+
+        #[inline(always)]
+        unsafe fn load_bytes(from: *const u8) -> Self {
+            // SAFETY: as above, and 16 bytes are readable.
+            unsafe {
+                let low = _mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast()));
+                let high = _mm256_cvtepi8_epi32(_mm_loadl_epi64(from.add(8).cast()));
+                Self(_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high))
+            }
         }
 
         #[inline(always)]
@@ -198,6 +218,12 @@ mod x86 {
         unsafe fn load_halves(from: *const u8) -> Self {
             // SAFETY: as above, and 32 bytes are readable.
             unsafe { Self(_mm512_cvtph_ps(_mm256_loadu_si256(from.cast()))) }
+        }
+
+        #[inline(always)]
+        unsafe fn load_bytes(from: *const u8) -> Self {
+            // SAFETY: as above, and 16 bytes are readable.
+            unsafe { Self(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast())))) }
         }
 
         #[inline(always)]

@@ -1,14 +1,13 @@
 //! Weights of the IQ types with blocks of 256 as bytes of registers. `quant::iq` draws the layouts.
 //!
-//! Code book entries are fetched one by one: gathers are no faster here and far slower on processors that guard them.
+//! Code book entries are fetched one by one, because gathers are many times slower on processors whose microcode guards them.
 
 use std::arch::x86_64::*;
 
 use super::codes_32::{nibbles, values_of};
 use super::vector_256::{Block256, Head, halves_apart, same_for_both_halves};
-use super::vectors::{Signs, half_at, load_16, load_32, u16_at, u32_at, u64_at};
+use super::vectors::{Signs, half_at, load_16, load_32, two_halves, u16_at, u32_at, u64_at};
 use super::weights::{IQ1_M, IQ1_S, IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS, IQ4_XS};
-use crate::quant::f16_to_f32;
 use crate::quant::tables::{IQ1_GRID, IQ2_S_GRID, IQ2_XS_GRID, IQ2_XXS_GRID, IQ3_S_GRID, IQ3_XXS_GRID, IQ4_VALUES, SIGNS};
 
 impl Block256 for IQ2_XXS {
@@ -167,7 +166,8 @@ impl Block256 for IQ1_M {
             );
             let scales = _mm256_and_si256(spread, _mm256_set1_epi16(7));
             let scales = _mm256_add_epi16(_mm256_add_epi16(scales, scales), _mm256_set1_epi16(1));
-            Head { d: f16_to_f32(d as u16) * 0.125, scales: halves_apart(scales), dmin: 0.0, mins: _mm256_setzero_si256() }
+            let d = _mm_cvtss_f32(two_halves(d as u32)) * 0.125;
+            Head { d, scales: halves_apart(scales), dmin: 0.0, mins: _mm256_setzero_si256() }
         }
     }
 
@@ -175,11 +175,13 @@ impl Block256 for IQ1_M {
     unsafe fn codes<const GROUP: usize>(block: &[u8]) -> __m256i {
         let high = usize::from(u16_at(block, 32 + 2 * GROUP));
         let entry = |lane: usize| IQ1_GRID[usize::from(block[4 * GROUP + lane]) | (((high >> (4 * lane)) & 7) << 8)];
-        // A set bit means minus one in all eight bytes, a clear one plus one.
-        let shift = |lane: usize| if (high >> (4 * lane + 3)) & 1 == 0 { 0x0101_0101_0101_0101 } else { u64::MAX };
         // SAFETY: the caller has AVX2.
         unsafe {
-            _mm256_add_epi8(four_entries(entry(0), entry(1), entry(2), entry(3)), four_entries(shift(0), shift(1), shift(2), shift(3)))
+            // The top bit of each nibble, moved to the sign of 64 bits, becomes all ones (-1) or, where clear, ones (1).
+            let signs = _mm256_sllv_epi64(_mm256_set1_epi64x(high as i64), _mm256_setr_epi64x(60, 56, 52, 48));
+            let down = _mm256_cmpgt_epi64(_mm256_setzero_si256(), signs);
+            let shifts = _mm256_or_si256(down, _mm256_set1_epi8(1));
+            _mm256_add_epi8(four_entries(entry(0), entry(1), entry(2), entry(3)), shifts)
         }
     }
 }

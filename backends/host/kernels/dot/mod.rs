@@ -40,9 +40,40 @@ use crate::quant::QuantType;
 /// Where the weights are no whole number of blocks or the activation row is shorter than its format says.
 pub type DotFn = fn(weights_row: &[u8], activation_row: &[u8]) -> f32;
 
+/// The products of one weight row with several activation rows, each with the bits that [`DotFn`] gives it.
+pub type DotsFn = fn(weights_row: &[u8], activation_rows: &[&[u8]], out: &mut [f32]);
+
+/// The kernels of one weight type.
+#[derive(Clone, Copy)]
+pub struct Dots {
+    one: DotFn,
+    /// None where taking out the weights costs little.
+    several: Option<DotsFn>,
+}
+
+impl Dots {
+    /// The products of a weight row with as many activation rows as `out` is long.
+    ///
+    /// # Panics
+    /// As [`DotFn`].
+    #[inline]
+    pub fn rows(&self, weights_row: &[u8], activation_rows: &[&[u8]], out: &mut [f32]) {
+        match self.several {
+            Some(several) if out.len() > 1 => several(weights_row, &activation_rows[..out.len()], out),
+            _ => out.iter_mut().zip(activation_rows).for_each(|(out, row)| *out = (self.one)(weights_row, row)),
+        }
+    }
+}
+
 /// The kernel for weights of a type. A level that this processor lacks gives the highest one it has.
 #[must_use]
 pub fn dot_fn(level: SimdLevel, quant_type: QuantType) -> DotFn {
+    dots(level, quant_type).one
+}
+
+/// [`dot_fn`] together with its form for several activation rows.
+#[must_use]
+pub fn dots(level: SimdLevel, quant_type: QuantType) -> Dots {
     use QuantType as Q;
     let level = level.min(SimdLevel::detect());
     match quant_type {
@@ -74,46 +105,47 @@ pub fn dot_fn(level: SimdLevel, quant_type: QuantType) -> DotFn {
 
 #[cfg(target_arch = "x86_64")]
 mod pick {
-    use super::{DotFn, SimdLevel, floats, scalar, vector_32, vector_256};
+    use super::{Dots, SimdLevel, floats, scalar, vector_32, vector_256};
 
-    pub(super) fn float<W: floats::Floats>(level: SimdLevel) -> DotFn {
-        match level {
+    pub(super) fn float<W: floats::Floats>(level: SimdLevel) -> Dots {
+        let one = match level {
             SimdLevel::Scalar => scalar::dot_floats::<W>,
             // One load feeds one multiplication: memory is the limit long before the width of the registers.
             SimdLevel::Avx2 | SimdLevel::Avx512 => floats::dot_avx2::<W>,
+        };
+        Dots { one, several: None }
+    }
+
+    pub(super) fn block_32<W: vector_32::Block32>(level: SimdLevel) -> Dots {
+        match level {
+            SimdLevel::Scalar => Dots { one: scalar::dot_32::<W>, several: None },
+            SimdLevel::Avx2 => Dots { one: vector_32::dot_avx2::<W>, several: None },
+            SimdLevel::Avx512 => Dots { one: vector_32::dot_avx512::<W>, several: None },
         }
     }
 
-    pub(super) fn block_32<W: vector_32::Block32>(level: SimdLevel) -> DotFn {
+    pub(super) fn block_256<W: vector_256::Block256>(level: SimdLevel) -> Dots {
         match level {
-            SimdLevel::Scalar => scalar::dot_32::<W>,
-            SimdLevel::Avx2 => vector_32::dot_avx2::<W>,
-            SimdLevel::Avx512 => vector_32::dot_avx512::<W>,
-        }
-    }
-
-    pub(super) fn block_256<W: vector_256::Block256>(level: SimdLevel) -> DotFn {
-        match level {
-            SimdLevel::Scalar => scalar::dot_256::<W>,
-            SimdLevel::Avx2 => vector_256::dot_avx2::<W>,
-            SimdLevel::Avx512 => vector_256::dot_avx512::<W>,
+            SimdLevel::Scalar => Dots { one: scalar::dot_256::<W>, several: None },
+            SimdLevel::Avx2 => Dots { one: vector_256::dot_avx2::<W>, several: Some(vector_256::dots_avx2::<W>) },
+            SimdLevel::Avx512 => Dots { one: vector_256::dot_avx512::<W>, several: Some(vector_256::dots_avx512::<W>) },
         }
     }
 }
 
 #[cfg(not(target_arch = "x86_64"))]
 mod pick {
-    use super::{DotFn, SimdLevel, scalar, weights::Weights};
+    use super::{Dots, SimdLevel, scalar, weights::Weights};
 
-    pub(super) fn float<W: Weights>(_level: SimdLevel) -> DotFn {
-        scalar::dot_floats::<W>
+    pub(super) fn float<W: Weights>(_level: SimdLevel) -> Dots {
+        Dots { one: scalar::dot_floats::<W>, several: None }
     }
 
-    pub(super) fn block_32<W: Weights>(_level: SimdLevel) -> DotFn {
-        scalar::dot_32::<W>
+    pub(super) fn block_32<W: Weights>(_level: SimdLevel) -> Dots {
+        Dots { one: scalar::dot_32::<W>, several: None }
     }
 
-    pub(super) fn block_256<W: Weights>(_level: SimdLevel) -> DotFn {
-        scalar::dot_256::<W>
+    pub(super) fn block_256<W: Weights>(_level: SimdLevel) -> Dots {
+        Dots { one: scalar::dot_256::<W>, several: None }
     }
 }

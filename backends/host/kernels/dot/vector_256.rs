@@ -50,37 +50,79 @@ pub(super) trait Block256: Weights {
 /// The product by AVX2; see [`super::dot_fn`] for who may have this function.
 pub(super) fn dot_avx2<W: Block256>(weights: &[u8], activation: &[u8]) -> f32 {
     // SAFETY: `dot_fn` gives this function out only where the processor has AVX2, FMA and F16C.
-    unsafe { avx2::<W>(Rows::new::<W>(weights, activation)) }
+    let [sum] = unsafe { avx2::<W, 1>([Rows::new::<W>(weights, activation)]) };
+    sum
 }
 
 /// The product by AVX-512; see [`super::dot_fn`] for who may have this function.
 pub(super) fn dot_avx512<W: Block256>(weights: &[u8], activation: &[u8]) -> f32 {
     // SAFETY: `dot_fn` gives this function out only where the processor has AVX-512 F, BW, VL and VNNI beside AVX2.
-    unsafe { avx512::<W>(Rows::new::<W>(weights, activation)) }
+    let [sum] = unsafe { avx512::<W, 1>([Rows::new::<W>(weights, activation)]) };
+    sum
 }
 
+/// The products of several rows of activations by AVX2: a block's codes are taken out once for four rows.
+pub(super) fn dots_avx2<W: Block256>(weights: &[u8], activations: &[&[u8]], out: &mut [f32]) {
+    let (fours, rest) = activations.as_chunks::<4>();
+    let (out_fours, out_rest) = out.as_chunks_mut::<4>();
+    for (rows, out) in fours.iter().zip(out_fours) {
+        // SAFETY: `dots` gives this function out only where the processor has AVX2, FMA and F16C.
+        *out = unsafe { avx2::<W, 4>(rows.map(|row| Rows::new::<W>(weights, row))) };
+    }
+    rest.iter().zip(out_rest).for_each(|(row, out)| *out = dot_avx2::<W>(weights, row));
+}
+
+/// The products of several rows of activations by AVX-512: a block's codes are taken out once for four rows.
+pub(super) fn dots_avx512<W: Block256>(weights: &[u8], activations: &[&[u8]], out: &mut [f32]) {
+    let (fours, rest) = activations.as_chunks::<4>();
+    let (out_fours, out_rest) = out.as_chunks_mut::<4>();
+    for (rows, out) in fours.iter().zip(out_fours) {
+        // SAFETY: `dots` gives this function out only where the processor has AVX-512 F, BW, VL and VNNI beside AVX2.
+        *out = unsafe { avx512::<W, 4>(rows.map(|row| Rows::new::<W>(weights, row))) };
+    }
+    let (twos, rest) = rest.as_chunks::<2>();
+    let (out_twos, out_rest) = out_rest.as_chunks_mut::<2>();
+    for (rows, out) in twos.iter().zip(out_twos) {
+        // SAFETY: as above.
+        *out = unsafe { avx512::<W, 2>(rows.map(|row| Rows::new::<W>(weights, row))) };
+    }
+    rest.iter().zip(out_rest).for_each(|(row, out)| *out = dot_avx512::<W>(weights, row));
+}
+
+/// One sum for each of `ROWS` activation rows with the same weights; the order of a sum does not depend on `ROWS`.
 #[target_feature(enable = "avx2,fma,f16c")]
-fn avx2<W: Block256>(rows: Rows<'_>) -> f32 {
-    let (mut total, mut total_mins) = (_mm256_setzero_ps(), _mm256_setzero_ps());
-    let blocks = rows.weights.chunks_exact(W::BYTES).zip(rows.quants.chunks_exact(256));
-    for (((block, quants), scale), sums) in blocks.zip(rows.scales).zip(rows.sums.chunks_exact(32)) {
-        let scale = f32::from_le_bytes(*scale);
+fn avx2<W: Block256, const ROWS: usize>(rows: [Rows<'_>; ROWS]) -> [f32; ROWS] {
+    let (mut totals, mut total_mins) = ([_mm256_setzero_ps(); ROWS], [_mm256_setzero_ps(); ROWS]);
+    for (index, block) in rows[0].weights.chunks_exact(W::BYTES).enumerate() {
+        let mut products = [_mm256_setzero_si256(); ROWS];
+        let quants = rows.each_ref().map(|row| &row.quants[256 * index..256 * index + 256]);
         // SAFETY: this function has the instructions.
-        let (head, products) = unsafe {
+        let head = unsafe {
             let head = W::head(block);
-            let first = _mm256_add_epi32(group::<W, 0>(block, quants, head.scales), group::<W, 1>(block, quants, head.scales));
-            let second = _mm256_add_epi32(group::<W, 2>(block, quants, head.scales), group::<W, 3>(block, quants, head.scales));
-            let third = _mm256_add_epi32(group::<W, 4>(block, quants, head.scales), group::<W, 5>(block, quants, head.scales));
-            let fourth = _mm256_add_epi32(group::<W, 6>(block, quants, head.scales), group::<W, 7>(block, quants, head.scales));
-            (head, _mm256_add_epi32(_mm256_add_epi32(first, second), _mm256_add_epi32(third, fourth)))
+            add_group::<W, 0, ROWS>(block, quants, head.scales, &mut products);
+            add_group::<W, 1, ROWS>(block, quants, head.scales, &mut products);
+            add_group::<W, 2, ROWS>(block, quants, head.scales, &mut products);
+            add_group::<W, 3, ROWS>(block, quants, head.scales, &mut products);
+            add_group::<W, 4, ROWS>(block, quants, head.scales, &mut products);
+            add_group::<W, 5, ROWS>(block, quants, head.scales, &mut products);
+            add_group::<W, 6, ROWS>(block, quants, head.scales, &mut products);
+            add_group::<W, 7, ROWS>(block, quants, head.scales, &mut products);
+            head
         };
-        total = _mm256_fmadd_ps(_mm256_set1_ps(head.d * scale), _mm256_cvtepi32_ps(products), total);
-        if W::MINS {
-            total_mins = add_mins(&head, scale, sums, total_mins);
+        for row in 0..ROWS {
+            let scale = f32::from_le_bytes(rows[row].scales[index]);
+            totals[row] = _mm256_fmadd_ps(_mm256_set1_ps(head.d * scale), _mm256_cvtepi32_ps(products[row]), totals[row]);
+            if W::MINS {
+                total_mins[row] = add_mins(&head, scale, &rows[row].sums[32 * index..32 * index + 32], total_mins[row]);
+            }
         }
     }
-    // SAFETY: as above.
-    unsafe { sum_8(_mm256_sub_ps(total, total_mins)) }
+    let mut sums = [0.0; ROWS];
+    for row in 0..ROWS {
+        // SAFETY: as above.
+        sums[row] = unsafe { sum_8(_mm256_sub_ps(totals[row], total_mins[row])) };
+    }
+    sums
 }
 
 /// Adds the mins of a block times the sums of its activations.
@@ -92,27 +134,34 @@ fn add_mins(head: &Head, scale: f32, sums: &[u8], total: __m256) -> __m256 {
     _mm256_fmadd_ps(_mm256_set1_ps(head.dmin * scale), _mm256_cvtepi32_ps(_mm256_madd_epi16(head.mins, sums)), total)
 }
 
-/// The scaled products of one group, four weights a lane.
+/// Adds the scaled products of one group, four weights a lane, to each row's sums.
 ///
 /// A pair of products is at most 2 * 128 * 127 = 32512 and does not saturate.
 ///
 /// # Safety
 /// AVX2.
 #[inline(always)]
-unsafe fn group<W: Block256, const GROUP: usize>(block: &[u8], quants: &[u8], scales: __m256i) -> __m256i {
+unsafe fn add_group<W: Block256, const GROUP: usize, const ROWS: usize>(
+    block: &[u8],
+    quants: [&[u8]; ROWS],
+    scales: __m256i,
+    sums: &mut [__m256i; ROWS],
+) {
     // SAFETY: the caller has AVX2.
     unsafe {
-        let (codes, activations) = (W::codes::<GROUP>(block), load_32(quants, 32 * GROUP));
-        let (magnitudes, signed) = match W::SIGNS {
-            Signs::None => (codes, activations),
-            Signs::InCodes => (_mm256_abs_epi8(codes), _mm256_sign_epi8(activations, codes)),
-            Signs::Apart => {
-                let minus = bytes_of_bits(W::signs::<GROUP>(block));
-                (codes, _mm256_sub_epi8(_mm256_xor_si256(activations, minus), minus))
-            }
-        };
+        let codes = W::codes::<GROUP>(block);
         let scales = _mm256_shuffle_epi8(scales, _mm256_set1_epi16(both_bytes_of(GROUP)));
-        _mm256_madd_epi16(_mm256_maddubs_epi16(magnitudes, signed), scales)
+        let minus = if W::SIGNS == Signs::Apart { bytes_of_bits(W::signs::<GROUP>(block)) } else { _mm256_setzero_si256() };
+        let magnitudes = if W::SIGNS == Signs::InCodes { _mm256_abs_epi8(codes) } else { codes };
+        for row in 0..ROWS {
+            let activations = load_32(quants[row], 32 * GROUP);
+            let signed = match W::SIGNS {
+                Signs::None => activations,
+                Signs::InCodes => _mm256_sign_epi8(activations, codes),
+                Signs::Apart => _mm256_sub_epi8(_mm256_xor_si256(activations, minus), minus),
+            };
+            sums[row] = _mm256_add_epi32(sums[row], _mm256_madd_epi16(_mm256_maddubs_epi16(magnitudes, signed), scales));
+        }
     }
 }
 
@@ -121,56 +170,68 @@ const fn both_bytes_of(element: usize) -> i16 {
     (((2 * element + 1) << 8) | (2 * element)) as i16
 }
 
+/// One sum for each of `ROWS` activation rows with the same weights; the order of a sum does not depend on `ROWS`.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
-fn avx512<W: Block256>(rows: Rows<'_>) -> f32 {
-    let (mut total, mut total_mins) = (_mm512_setzero_ps(), _mm256_setzero_ps());
-    let blocks = rows.weights.chunks_exact(W::BYTES).zip(rows.quants.chunks_exact(256));
-    for (((block, quants), scale), sums) in blocks.zip(rows.scales).zip(rows.sums.chunks_exact(32)) {
-        let scale = f32::from_le_bytes(*scale);
+fn avx512<W: Block256, const ROWS: usize>(rows: [Rows<'_>; ROWS]) -> [f32; ROWS] {
+    let (mut totals, mut total_mins) = ([_mm512_setzero_ps(); ROWS], [_mm256_setzero_ps(); ROWS]);
+    for (index, block) in rows[0].weights.chunks_exact(W::BYTES).enumerate() {
+        // Two sums a row: integers add up to the same in any order, and the steps wait less for each other.
+        let (mut even, mut odd) = ([_mm512_setzero_si512(); ROWS], [_mm512_setzero_si512(); ROWS]);
+        let quants = rows.each_ref().map(|row| &row.quants[256 * index..256 * index + 256]);
         // SAFETY: this function has the instructions.
-        let (head, products) = unsafe {
+        let head = unsafe {
             let head = W::head(block);
             let scales = _mm512_broadcast_i64x4(head.scales);
-            let zero = _mm512_setzero_si512();
-            let first = add_two_groups::<W, 0, 1>(block, quants, scales, zero);
-            let second = add_two_groups::<W, 2, 3>(block, quants, scales, zero);
-            let third = add_two_groups::<W, 4, 5>(block, quants, scales, first);
-            let fourth = add_two_groups::<W, 6, 7>(block, quants, scales, second);
-            (head, _mm512_add_epi32(third, fourth))
+            add_two_groups::<W, 0, 1, ROWS>(block, quants, scales, &mut even);
+            add_two_groups::<W, 2, 3, ROWS>(block, quants, scales, &mut odd);
+            add_two_groups::<W, 4, 5, ROWS>(block, quants, scales, &mut even);
+            add_two_groups::<W, 6, 7, ROWS>(block, quants, scales, &mut odd);
+            head
         };
-        total = _mm512_fmadd_ps(_mm512_set1_ps(head.d * scale), _mm512_cvtepi32_ps(products), total);
-        if W::MINS {
-            total_mins = add_mins(&head, scale, sums, total_mins);
+        for row in 0..ROWS {
+            let scale = f32::from_le_bytes(rows[row].scales[index]);
+            let products = _mm512_cvtepi32_ps(_mm512_add_epi32(even[row], odd[row]));
+            totals[row] = _mm512_fmadd_ps(_mm512_set1_ps(head.d * scale), products, totals[row]);
+            if W::MINS {
+                total_mins[row] = add_mins(&head, scale, &rows[row].sums[32 * index..32 * index + 32], total_mins[row]);
+            }
         }
     }
-    // SAFETY: as above.
-    _mm512_reduce_add_ps(total) - unsafe { sum_8(total_mins) }
+    let mut sums = [0.0; ROWS];
+    for row in 0..ROWS {
+        // SAFETY: as above.
+        sums[row] = _mm512_reduce_add_ps(totals[row]) - unsafe { sum_8(total_mins[row]) };
+    }
+    sums
 }
 
-/// Adds the scaled products of two groups to 32-bit sums; see [`group`].
+/// Adds the scaled products of two groups to each row's sums; see [`add_group`].
 ///
 /// # Safety
 /// AVX2 and AVX-512 F, BW, VL and VNNI.
 #[inline(always)]
-unsafe fn add_two_groups<W: Block256, const LOW: usize, const HIGH: usize>(
+unsafe fn add_two_groups<W: Block256, const LOW: usize, const HIGH: usize, const ROWS: usize>(
     block: &[u8],
-    quants: &[u8],
+    quants: [&[u8]; ROWS],
     scales: __m512i,
-    total: __m512i,
-) -> __m512i {
+    sums: &mut [__m512i; ROWS],
+) {
     // SAFETY: the caller has the instructions.
     unsafe {
         let codes = join(W::codes::<LOW>(block), W::codes::<HIGH>(block));
-        let activations = join(load_32(quants, 32 * LOW), load_32(quants, 32 * HIGH));
         let minus = match W::SIGNS {
             Signs::None => 0,
             Signs::InCodes => _mm512_movepi8_mask(codes),
             Signs::Apart => u64::from(W::signs::<LOW>(block)) | (u64::from(W::signs::<HIGH>(block)) << 32),
         };
         let magnitudes = if W::SIGNS == Signs::InCodes { _mm512_abs_epi8(codes) } else { codes };
-        let signed = _mm512_mask_sub_epi8(activations, minus, _mm512_setzero_si512(), activations);
         let element_of_lane = join(_mm256_set1_epi16(both_bytes_of(LOW)), _mm256_set1_epi16(both_bytes_of(HIGH)));
-        _mm512_dpwssd_epi32(total, _mm512_maddubs_epi16(magnitudes, signed), _mm512_shuffle_epi8(scales, element_of_lane))
+        let scales = _mm512_shuffle_epi8(scales, element_of_lane);
+        for row in 0..ROWS {
+            let activations = join(load_32(quants[row], 32 * LOW), load_32(quants[row], 32 * HIGH));
+            let signed = _mm512_mask_sub_epi8(activations, minus, _mm512_setzero_si512(), activations);
+            sums[row] = _mm512_dpwssd_epi32(sums[row], _mm512_maddubs_epi16(magnitudes, signed), scales);
+        }
     }
 }
 

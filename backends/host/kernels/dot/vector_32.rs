@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::vectors::{Signs, half_at, load_32, sum_8, u16_at};
+use super::vectors::{Signs, half_at, load_32, sum_8, two_halves, u16_at};
 use super::weights::{Rows, Weights};
 
 /// A type with blocks of 32 weights, one unit for all of them and perhaps one number added to all.
@@ -26,7 +26,7 @@ pub(super) trait Block32: Weights {
     unsafe fn units(first: &[u8], second: &[u8]) -> __m128 {
         let halves = u32::from(u16_at(first, 0)) | (u32::from(u16_at(second, 0)) << 16);
         // SAFETY: the caller has F16C.
-        unsafe { _mm_cvtph_ps(_mm_cvtsi32_si128(halves.cast_signed())) }
+        unsafe { two_halves(halves) }
     }
 }
 

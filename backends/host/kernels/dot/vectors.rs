@@ -4,7 +4,7 @@
 //! called elsewhere, its instructions might not exist. That is the one condition of all these `unsafe fn`s: memory is
 //! read through slices and arrays alone.
 
-use std::arch::x86_64::*;
+use std::arch::{asm, x86_64::*};
 
 /// Where the signs of a type's weights are.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -71,7 +71,24 @@ pub(super) unsafe fn bytes_of_bits(bits: u32) -> __m256i {
 #[inline(always)]
 pub(super) unsafe fn half_at(bytes: &[u8], offset: usize) -> f32 {
     // SAFETY: the caller has F16C.
-    unsafe { _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(i32::from(u16_at(bytes, offset))))) }
+    unsafe { _mm_cvtss_f32(two_halves(u32::from(u16_at(bytes, offset)))) }
+}
+
+/// Two half-precision numbers, the low one in lane 0; the other lanes are zero.
+///
+/// The move is spelled out because the compiler would insert the 16 bits into some register with free lanes instead. It takes
+/// that of the running sum, which makes each block wait for the one before it: 3 GB/s instead of 10 for `Q4_0`.
+///
+/// # Safety
+/// F16C.
+#[inline(always)]
+pub(super) unsafe fn two_halves(bits: u32) -> __m128 {
+    let register: __m128i;
+    // SAFETY: the instruction writes its output alone; the caller has F16C and so AVX.
+    unsafe {
+        asm!("vmovd {}, {:e}", lateout(xmm_reg) register, in(reg) bits, options(pure, nomem, nostack, preserves_flags));
+        _mm_cvtph_ps(register)
+    }
 }
 
 /// The sum of eight lanes.
