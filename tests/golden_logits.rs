@@ -1,5 +1,6 @@
 //! Goal: the engine computes what llama.cpp and plain mathematics compute. Method: synthetic models made here, results stored in
 //! `tests/golden/logits` (its README says how they were made and how close is right).
+#![allow(clippy::print_stdout, reason = "figures for whoever runs the test by hand")]
 
 mod common;
 
