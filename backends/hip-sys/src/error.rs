@@ -18,7 +18,7 @@ pub struct Attempt {
 pub enum LoadError {
     /// None of the names could be loaded. A library that lies there but lacks one of its own dependencies counts too: the
     /// loader's reason then names that.
-    #[error("no HIP runtime could be loaded; looked for {}", listed(.attempts))]
+    #[error("no HIP runtime could be loaded: {}", listed(.attempts))]
     NotFound {
         /// All names in the order of trying.
         attempts: Vec<Attempt>,
@@ -34,9 +34,11 @@ pub enum LoadError {
     },
 }
 
+/// Loaders begin their reason with the name of the file that they mean, which need not be said twice; where it is a library that
+/// the runtime itself needs, both names are told.
 fn listed(attempts: &[Attempt]) -> String {
-    let attempts: Vec<String> = attempts.iter().map(|attempt| format!("{} ({})", attempt.name, attempt.reason)).collect();
-    attempts.join(", ")
+    let told = |Attempt { name, reason }: &Attempt| if reason.starts_with(name) { reason.clone() } else { format!("{name} ({reason})") };
+    attempts.iter().map(told).collect::<Vec<_>>().join("; ")
 }
 
 /// A call that did not return `hipSuccess`.

@@ -10,9 +10,9 @@
 //! - [`Hip`]: a loaded runtime and the safe questions that need no handle: versions, devices, memory. Owned streams, events, graphs
 //!   and allocations are left to the backend that uses them.
 //!
-//! Invariants: the table is complete or there is none, and the library stays loaded for the rest of the process. Only functions
-//! whose signatures are the same from ROCm 5.2 on are in the table; `hipDeviceProp_t`, which changed its layout between 5 and 6,
-//! is not used, attributes are asked for one by one.
+//! Invariants: the table is complete or there is none, and the library stays loaded for the rest of the process. Signatures and
+//! values are those of `hip/hip_runtime_api.h`; the headers of ROCm 5.2 and 6.4 agree on all of them. `hipDeviceProp_t`, which
+//! changed its layout between 5 and 6, is not used: attributes are asked for one by one.
 //!
 //! ```no_run
 //! let hip = hip_sys::Hip::load()?;

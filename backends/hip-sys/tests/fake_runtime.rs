@@ -11,7 +11,7 @@ use hip_sys::raw::{
     hipErrorInvalidDevice, hipErrorNotReady, hipEventDisableTiming, hipHostMallocMapped, hipHostRegisterPortable, hipMemcpyHostToDevice,
     hipStreamCaptureModeThreadLocal, hipStreamNonBlocking,
 };
-use hip_sys::{DeviceAttribute, Functions, Hip, HipError, LIBRARY_NAMES, LoadError, MemoryInfo};
+use hip_sys::{Attempt, DeviceAttribute, Functions, Hip, HipError, LIBRARY_NAMES, LoadError, MemoryInfo};
 
 /// The fake's path, or `None`, said aloud, on a machine without a C compiler; where `CI` is set that is a failure.
 fn compiled(name: &str, flags: &[&str]) -> Option<&'static str> {
@@ -57,10 +57,17 @@ fn a_machine_without_the_runtime_is_told_every_name_that_was_looked_for() {
     let LoadError::NotFound { attempts } = &error else { panic!("{error}") };
     assert_eq!(attempts.iter().map(|attempt| attempt.name.as_str()).collect::<Vec<_>>(), names);
     let text = error.to_string();
-    assert!(text.starts_with("no HIP runtime could be loaded; looked for libamdhip64-absent.so.7 ("), "{text}");
+    assert!(text.starts_with("no HIP runtime could be loaded: libamdhip64-absent.so.7: "), "{text}");
     for attempt in attempts {
         assert!(attempt.reason.contains(&attempt.name) && text.contains(&attempt.reason), "{text}");
     }
+}
+
+#[test]
+fn a_runtime_that_lacks_a_library_of_its_own_is_told_with_both_names() {
+    let attempts = vec![Attempt { name: "libamdhip64.so.5".to_owned(), reason: "libhsa-runtime64.so.1: no such file".to_owned() }];
+    let text = LoadError::NotFound { attempts }.to_string();
+    assert_eq!(text, "no HIP runtime could be loaded: libamdhip64.so.5 (libhsa-runtime64.so.1: no such file)");
 }
 
 #[test]
