@@ -27,3 +27,17 @@ cfg_if::cfg_if! {
         pub const GPU_FEATURE: Option<GpuFeature> = None;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_build_tells_of_its_gpu_feature_whether_or_not_the_driver_is_there() {
+        assert_eq!(GPU_FEATURE.is_some(), cfg!(any(feature = "cuda", feature = "hip", feature = "sycl")));
+        if let Some(feature) = GPU_FEATURE {
+            let notice = feature.notice();
+            assert!(notice.contains("run on the host backend") && notice.contains(feature.name), "{notice}");
+        }
+    }
+}
