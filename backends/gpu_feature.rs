@@ -28,7 +28,7 @@ impl GpuFeature {
             None => format!("Nothing was asked whether there is a {name} device."),
             Some(Err(error)) => format!("The {name} driver: {error}."),
             Some(Ok(names)) if names.is_empty() => format!("The {name} driver has no device."),
-            Some(Ok(names)) => format!("The {name} driver found: {}.", names.join(", ")),
+            Some(Ok(names)) => format!("The {name} driver has: {}.", names.join(", ")),
         };
         format!("built with the feature `{feature}`, but this version has no {name} kernels yet: models run on the host backend. {found}")
     }
@@ -47,7 +47,7 @@ mod tests {
     #[test]
     fn the_notice_ends_with_the_driver_s_answer() {
         let two: DeviceNames = || Ok(vec!["NVIDIA H200".to_owned(), "NVIDIA L4".to_owned()]);
-        assert_eq!(notice(Some(two)), format!("{START}The CUDA driver found: NVIDIA H200, NVIDIA L4."));
+        assert_eq!(notice(Some(two)), format!("{START}The CUDA driver has: NVIDIA H200, NVIDIA L4."));
         assert_eq!(notice(Some(|| Ok(Vec::new()))), format!("{START}The CUDA driver has no device."));
         assert_eq!(notice(Some(|| Err("not there".into()))), format!("{START}The CUDA driver: not there."));
         assert_eq!(notice(None), format!("{START}Nothing was asked whether there is a CUDA device."));
