@@ -1,6 +1,6 @@
 //! The thread pool of the `host` backend: one parallel loop at a time, with low latency.
 //!
-//! Workers watch an epoch counter for [`SPIN`] and then sleep. A loop is *open* while its caller still hands out tasks; a
+//! Workers watch an epoch counter for `SPIN` and then sleep. A loop is *open* while its caller still hands out tasks; a
 //! worker that wakes too late finds the gate closed and simply misses the loop, so no caller ever waits for a sleeper.
 //! Tasks are claimed one by one from an atomic counter. The order of claims is not fixed: whoever needs the same bits for
 //! any number of threads lets each task own its part of the result.

@@ -1,6 +1,6 @@
 //! The prompt path's product: `out[t][r] = sum over k of W[r][k] * X[t][k]` for many tokens.
 //!
-//! Weights are taken as a file stores them. A panel of 16 rows is decoded once ([`panel`](super::panel)) and multiplied with
+//! Weights are taken as a file stores them. A panel of 16 rows is decoded once (`panel`) and multiplied with
 //! every token of a tile, so the cost of decoding is shared by the tile.
 //!
 //! A result element is a sum in one fixed order over its own weight row and activation row: rows in the batch, tiles, index
