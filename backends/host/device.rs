@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use super::clock::{Clock, ClockProfile};
 use super::faults::{Faults, FreeReading};
-use super::graph::{Command, EventId, Machine, StreamId, capabilities};
+use super::graph::{Command, Machine, Mark, StreamId, capabilities};
 use super::launch::Launcher;
 use super::memory::MemoryTable;
 use super::{GRAPH_NODE_BYTES, kernels::simd::SimdLevel, pool::ThreadPool};
@@ -21,7 +21,7 @@ pub struct HostConfig {
     pub total: Bytes,
     /// Threads that run kernels, the caller's included.
     pub threads: usize,
-    /// Instruction set of the kernels; `None` takes the best there is.
+    /// Instruction set of the kernels, at most the best there is, which `None` takes.
     pub simd: Option<SimdLevel>,
     /// Model of a device's speed to keep virtual time by.
     pub clock: Option<ClockProfile>,
@@ -48,7 +48,8 @@ impl HostBackend {
     /// [`BackendError::Open`] where the system has no thread left.
     pub fn open(config: &HostConfig) -> Result<Self> {
         let pool = ThreadPool::new(config.threads).map_err(|error| BackendError::Open { backend: "host", reason: error.to_string() })?;
-        let level = config.simd.unwrap_or_else(SimdLevel::detect);
+        let best = SimdLevel::detect();
+        let level = config.simd.map_or(best, |level| level.min(best));
         let launcher = Launcher::new(pool, level);
         let device = format!("simulated device, {} threads, {level:?}", config.threads);
         let machine = Machine::new(MemoryTable::new(config.total), launcher, config.clock.map(Clock::new));
@@ -104,9 +105,9 @@ impl DeviceMemory for HostMemory {
 
 impl HostMemory {
     fn part(&self, offset: usize, bytes: usize) -> AddrRange {
-        let part = AddrRange { start: self.range.start.offset(Bytes::from(offset)), bytes: Bytes::from(bytes) };
-        assert!(part.end() <= self.range.end(), "{bytes} bytes at {offset} leave a buffer of {}", self.range.bytes);
-        part
+        let inside = offset.checked_add(bytes).is_some_and(|end| Bytes::from(end) <= self.range.bytes);
+        assert!(inside, "{bytes} bytes at {offset} leave a buffer of {}", self.range.bytes);
+        AddrRange { start: self.range.start.offset(Bytes::from(offset)), bytes: Bytes::from(bytes) }
     }
 }
 
@@ -132,8 +133,7 @@ impl Drop for HostMemory {
     fn drop(&mut self) {
         // A device that is in use by this very thread cannot be waited for; that happens only while a panic unwinds.
         if let Ok(mut machine) = self.machine.try_borrow_mut() {
-            // Faults of queued work were or will be reported to whoever synchronises; freeing goes on.
-            let _ = machine.synchronise_all();
+            machine.settle();
             machine.memory.release(self.range.start);
         }
     }
@@ -143,7 +143,13 @@ impl Drop for HostMemory {
 pub struct HostStream(pub(super) StreamId);
 
 /// A point in a stream.
-pub struct HostEvent(EventId);
+pub struct HostEvent(RefCell<Option<Rc<Mark>>>);
+
+impl HostEvent {
+    fn mark(&self) -> Option<Rc<Mark>> {
+        self.0.borrow().clone()
+    }
+}
 
 /// A recorded sequence; charges the device for its nodes while it lives.
 pub struct HostGraph {
@@ -176,7 +182,7 @@ impl Backend for HostBackend {
         let mut machine = self.machine.borrow_mut();
         machine.check_alive()?;
         let total = machine.memory.total();
-        let true_free = total.saturating_sub(machine.memory.used()).saturating_sub(machine.faults.held_by_others);
+        let true_free = machine.free();
         let free = match &mut machine.faults.free_reading {
             Some((reading, times)) if *times > 0 => {
                 *times -= 1;
@@ -200,7 +206,7 @@ impl Backend for HostBackend {
         if machine.is_recording() {
             return Err(BackendError::OutOfOrder { call: "malloc", state: "a capture is recording" });
         }
-        let free = machine.memory.total().saturating_sub(machine.memory.used()).saturating_sub(machine.faults.held_by_others);
+        let free = machine.free();
         if Faults::strikes(&mut machine.faults.mallocs_until_failure) || bytes > free {
             return Err(BackendError::OutOfMemory { pool: Pool::Device, purpose: purpose.to_owned(), requested: bytes, free });
         }
@@ -236,27 +242,28 @@ impl Backend for HostBackend {
     }
 
     fn create_event(&self) -> Result<HostEvent> {
-        Ok(HostEvent(self.machine.borrow_mut().create_event()))
+        Ok(HostEvent(RefCell::new(None)))
     }
 
     fn record(&self, stream: &HostStream, event: &HostEvent) -> Result<()> {
-        self.machine.borrow_mut().record(stream.0, event.0)
+        *event.0.borrow_mut() = Some(self.machine.borrow_mut().record(stream.0)?);
+        Ok(())
     }
 
     fn wait(&self, stream: &HostStream, event: &HostEvent) -> Result<()> {
-        self.machine.borrow_mut().wait(stream.0, event.0)
+        event.mark().map_or(Ok(()), |mark| self.machine.borrow_mut().wait(stream.0, &mark))
     }
 
     fn is_done(&self, event: &HostEvent) -> Result<bool> {
-        self.machine.borrow_mut().is_done(event.0)
+        event.mark().map_or(Ok(true), |mark| self.machine.borrow_mut().is_done(&mark))
     }
 
     fn synchronise_event(&self, event: &HostEvent) -> Result<()> {
-        self.machine.borrow_mut().synchronise_event(event.0)
+        event.mark().map_or(Ok(()), |mark| self.machine.borrow_mut().complete(&mark))
     }
 
     fn elapsed_s(&self, start: &HostEvent, end: &HostEvent) -> Result<f64> {
-        self.machine.borrow().elapsed_s(start.0, end.0)
+        self.machine.borrow().elapsed_s(start.mark().as_deref(), end.mark().as_deref())
     }
 
     fn synchronise(&self, stream: &HostStream) -> Result<()> {
@@ -281,6 +288,7 @@ impl Backend for HostBackend {
     }
 
     fn launch(&self, stream: &HostStream, op: &Op) -> Result<()> {
+        op.check()?;
         self.machine.borrow_mut().submit(stream.0, Command::Launch(op.clone()))
     }
 
@@ -292,6 +300,11 @@ impl Backend for HostBackend {
         let mut machine = self.machine.borrow_mut();
         let commands = machine.end_capture(stream.0)?;
         let bytes = GRAPH_NODE_BYTES * commands.len() as u64;
+        let free = machine.free();
+        if bytes > free {
+            let purpose = "captured graph".to_owned();
+            return Err(BackendError::OutOfMemory { pool: Pool::Device, purpose, requested: bytes, free });
+        }
         machine.memory.charge(bytes, "captured graph")?;
         Ok(HostGraph { machine: Rc::clone(&self.machine), commands: Rc::new(commands), bytes })
     }

@@ -38,10 +38,15 @@ impl PartBytes {
         })
     }
 
-    /// Whether an expert is read over the link.
-    fn crosses_link(&self, operands: &Operands<'_>, addrs: &ExpertAddrs) -> Result<bool> {
+    /// Adds the time of reading an expert once: over the link where it is read in place from host memory.
+    fn charge(&self, operands: &Operands<'_>, addrs: &ExpertAddrs, cost: &mut Cost) -> Result<()> {
         let range = AddrRange { start: addrs.gate, bytes: Bytes::from(self.inner[0]) };
-        Ok(operands.memory().place(range)? == Place::Host)
+        let bytes = bytes_cost(self.total()).device_bytes;
+        match operands.place(range)? {
+            Place::Device => cost.device_bytes += bytes,
+            Place::Host => cost.link_bytes += bytes,
+        }
+        Ok(())
     }
 }
 
@@ -103,9 +108,7 @@ impl Launcher {
         for &expert in &chosen {
             let addrs = record(table, expert);
             resolved.push(part_bytes.read(operands, &addrs)?);
-            let crossing = part_bytes.crosses_link(operands, &addrs)?;
-            let bytes = bytes_cost(part_bytes.total()).device_bytes;
-            *(if crossing { &mut cost.link_bytes } else { &mut cost.device_bytes }) += bytes;
+            part_bytes.charge(operands, &addrs, &mut cost)?;
         }
         let routes: Vec<Route> = ids.iter().zip(shares).map(|(&expert, &weight)| Route { expert, weight }).collect();
         let rows: Vec<WindowRow<'_>> = routes.chunks(n_used).map(|routes| WindowRow { routes }).collect();
@@ -119,7 +122,7 @@ impl Launcher {
             &rows,
             &weights_of,
             operands.write(residual, n_rows * shape.n_embd as usize)?,
-            operands.write(scratch, Bytes(scratch_bytes).as_usize())?,
+            operands.scratch(scratch, scratch_bytes)?,
         );
         Ok(cost)
     }
@@ -135,10 +138,12 @@ impl Launcher {
         let part_bytes = PartBytes::of(shape);
         let mut group = Vec::with_capacity(experts.len());
         let mut pairs = 0;
+        let mut cost = Cost::default();
         for expert in experts {
             let listed = expert.first as usize..expert.first as usize + expert.count as usize;
             pairs += listed.len();
             let weights = part_bytes.read(operands, &expert.weights)?;
+            part_bytes.charge(operands, &expert.weights, &mut cost)?;
             group.push(ExpertTokens { weights, tokens: &rows[listed.clone()], shares: &shares[listed] });
         }
         let n_rows = *n_input_rows as usize;
@@ -151,8 +156,8 @@ impl Launcher {
             &group,
             operands.write(*residual, n_rows * shape.n_embd as usize)?,
             *tile_rows as usize,
-            operands.write(*scratch, Bytes(scratch_bytes).as_usize())?,
+            operands.scratch(*scratch, scratch_bytes)?,
         );
-        Ok(Cost { flop: flop(shape, pairs), ..bytes_cost(part_bytes.total() * experts.len()) })
+        Ok(Cost { flop: flop(shape, pairs), ..cost })
     }
 }

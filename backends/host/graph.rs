@@ -3,7 +3,9 @@
 //! Work is queued and runs only when somebody waits for it, so a wait that the engine forgot shows as stale or poisoned data instead
 //! of passing by luck. Each stream is a queue; draining one up to an event drains whatever that work waits for first.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
+use std::rc::Rc;
 use std::time::Instant;
 
 use super::clock::{Clock, Cost};
@@ -11,11 +13,26 @@ use super::faults::Faults;
 use super::launch::Launcher;
 use super::memory::MemoryTable;
 use crate::backend::{AddrRange, BackendError, Capabilities, Copy, Op, Result};
+use crate::units::Bytes;
 
 /// Number of a stream.
 pub type StreamId = usize;
-/// Number of an event.
-pub type EventId = usize;
+
+/// A point in a stream that an event marked. Recording an event again makes a new mark; waiters of the old one keep it.
+pub struct Mark {
+    stream: StreamId,
+    state: Cell<MarkState>,
+}
+
+#[derive(Clone, Copy)]
+enum MarkState {
+    /// In the queue of its stream.
+    Pending,
+    /// Its stream has come this far.
+    Reached { at_s: f64, at: Instant },
+    /// A fault dropped it together with the work before it.
+    Lost,
+}
 
 /// One queued piece of work.
 #[derive(Clone)]
@@ -27,26 +44,30 @@ pub enum Command {
     /// An operation.
     Launch(Op),
     /// A recorded graph's commands.
-    Replay(std::rc::Rc<Vec<Command>>),
-    /// The given recording of an event is reached.
-    Record(EventId, u64),
-    /// Wait for the given recording of an event.
-    Wait(EventId, u64),
+    Replay(Rc<Vec<Command>>),
+    /// A mark is reached.
+    Record(Rc<Mark>),
+    /// Wait for a mark of any stream.
+    Wait(Rc<Mark>),
 }
 
 #[derive(Default)]
 struct Stream {
     queue: VecDeque<Command>,
     time_s: f64,
+    /// The fault of work that ran while nobody waited for this stream, kept for who does.
+    fault: Option<BackendError>,
 }
 
-#[derive(Default)]
-struct Event {
-    stream: StreamId,
-    recorded: u64,
-    completed: u64,
-    completed_at_s: f64,
-    completed_at: Option<Instant>,
+impl Stream {
+    /// Drops all that is queued: behind a fault it would compute on garbage.
+    fn abandon(&mut self) {
+        for command in self.queue.drain(..) {
+            if let Command::Record(mark) = command {
+                mark.state.set(MarkState::Lost);
+            }
+        }
+    }
 }
 
 /// Capture is a state machine idle, recording, idle; this is the recording state.
@@ -62,7 +83,6 @@ pub struct Machine {
     pub clock: Option<Clock>,
     pub launcher: Launcher,
     streams: Vec<Stream>,
-    events: Vec<Event>,
     recording: Option<Recording>,
     lost: Option<String>,
 }
@@ -75,7 +95,6 @@ impl Machine {
             clock,
             launcher,
             streams: Vec::new(),
-            events: Vec::new(),
             recording: None,
             lost: None,
         }
@@ -93,9 +112,9 @@ impl Machine {
         self.streams.len() - 1
     }
 
-    pub fn create_event(&mut self) -> EventId {
-        self.events.push(Event::default());
-        self.events.len() - 1
+    /// Device memory that an allocation could still take.
+    pub fn free(&self) -> Bytes {
+        self.memory.total().saturating_sub(self.memory.used()).saturating_sub(self.faults.held_by_others)
     }
 
     /// Queues a command, or records it where its stream is being captured.
@@ -108,17 +127,25 @@ impl Machine {
         Ok(())
     }
 
-    pub fn record(&mut self, stream: StreamId, event: EventId) -> Result<()> {
-        let state = &mut self.events[event];
-        state.recorded += 1;
-        state.stream = stream;
-        let ticket = state.recorded;
-        self.submit(stream, Command::Record(event, ticket))
+    /// Marks the present end of a stream.
+    pub fn record(&mut self, stream: StreamId) -> Result<Rc<Mark>> {
+        self.refuse_in_capture("record", stream)?;
+        let mark = Rc::new(Mark { stream, state: Cell::new(MarkState::Pending) });
+        self.submit(stream, Command::Record(Rc::clone(&mark)))?;
+        Ok(mark)
     }
 
-    pub fn wait(&mut self, stream: StreamId, event: EventId) -> Result<()> {
-        let ticket = self.events[event].recorded;
-        self.submit(stream, Command::Wait(event, ticket))
+    pub fn wait(&mut self, stream: StreamId, mark: &Rc<Mark>) -> Result<()> {
+        self.refuse_in_capture("wait", stream)?;
+        self.submit(stream, Command::Wait(Rc::clone(mark)))
+    }
+
+    /// A mark in a graph would be reached once for each replay, which no event can say.
+    fn refuse_in_capture(&self, call: &'static str, stream: StreamId) -> Result<()> {
+        match &self.recording {
+            Some(recording) if recording.stream == stream => Err(BackendError::OutOfOrder { call, state: "its stream is being captured" }),
+            _ => Ok(()),
+        }
     }
 
     pub fn is_recording(&self) -> bool {
@@ -151,41 +178,33 @@ impl Machine {
         self.drain(stream, None)
     }
 
-    /// Runs all queued work.
-    pub fn synchronise_all(&mut self) -> Result<()> {
-        (0..self.streams.len()).try_for_each(|stream| self.drain(stream, None))
-    }
-
-    pub fn synchronise_event(&mut self, event: EventId) -> Result<()> {
-        let Event { stream, recorded, .. } = self.events[event];
-        self.complete(stream, event, recorded)
+    /// Runs all queued work; a fault is kept for whoever synchronises its stream.
+    pub fn settle(&mut self) {
+        for stream in 0..self.streams.len() {
+            if let Err(fault) = self.drain(stream, None) {
+                self.streams[stream].fault = Some(fault);
+            }
+        }
     }
 
     /// Polls an event. The device works on meanwhile, so a poll finds the work done, unless a stall is injected.
-    pub fn is_done(&mut self, event: EventId) -> Result<bool> {
+    pub fn is_done(&mut self, mark: &Mark) -> Result<bool> {
         self.check_alive()?;
-        let Event { recorded, completed, .. } = self.events[event];
-        if completed >= recorded {
-            return Ok(true);
-        }
-        if self.faults.stalled_polls > 0 {
+        if matches!(mark.state.get(), MarkState::Pending) && self.faults.stalled_polls > 0 {
             self.faults.stalled_polls -= 1;
             return Ok(false);
         }
-        self.synchronise_event(event)?;
+        self.complete(mark)?;
         Ok(true)
     }
 
-    /// Seconds between two events: virtual time where a clock runs, else wall time.
-    pub fn elapsed_s(&self, start: EventId, end: EventId) -> Result<f64> {
-        let (start, end) = (&self.events[start], &self.events[end]);
-        let (Some(from), Some(to)) = (start.completed_at, end.completed_at) else {
+    /// Seconds between two marks: virtual time where a clock runs, else wall time.
+    pub fn elapsed_s(&self, start: Option<&Mark>, end: Option<&Mark>) -> Result<f64> {
+        let states = (start.map(|mark| mark.state.get()), end.map(|mark| mark.state.get()));
+        let (Some(MarkState::Reached { at_s: from_s, at: from }), Some(MarkState::Reached { at_s: to_s, at: to })) = states else {
             return Err(BackendError::OutOfOrder { call: "elapsed_s", state: "an event has not happened" });
         };
-        if self.clock.is_some() {
-            return Ok(end.completed_at_s - start.completed_at_s);
-        }
-        Ok(to.saturating_duration_since(from).as_secs_f64())
+        Ok(if self.clock.is_some() { to_s - from_s } else { to.saturating_duration_since(from).as_secs_f64() })
     }
 
     /// Virtual time at which a stream's finished work ended, in seconds.
@@ -193,23 +212,29 @@ impl Machine {
         self.streams[stream].time_s
     }
 
-    fn complete(&mut self, stream: StreamId, event: EventId, ticket: u64) -> Result<()> {
+    /// Runs what comes before a mark.
+    pub fn complete(&mut self, mark: &Mark) -> Result<()> {
         self.check_alive()?;
-        if self.events[event].completed < ticket {
-            self.drain(stream, Some((event, ticket)))?;
+        match mark.state.get() {
+            MarkState::Reached { .. } => Ok(()),
+            MarkState::Pending => self.drain(mark.stream, Some(mark)),
+            MarkState::Lost => Err(BackendError::OutOfOrder { call: "waiting for an event", state: "a fault has dropped the work before it" }),
         }
-        Ok(())
     }
 
-    fn drain(&mut self, stream: StreamId, until: Option<(EventId, u64)>) -> Result<()> {
+    /// Runs a stream's work in order, to a mark in its queue or to the end.
+    fn drain(&mut self, stream: StreamId, until: Option<&Mark>) -> Result<()> {
         self.check_alive()?;
+        if let Some(fault) = self.streams[stream].fault.take() {
+            self.streams[stream].abandon();
+            return Err(fault);
+        }
         while let Some(command) = self.streams[stream].queue.pop_front() {
-            if let Err(error) = self.run(stream, command) {
-                // What was queued behind a fault would compute on garbage.
-                self.streams[stream].queue.clear();
-                return Err(error);
+            if let Err(fault) = self.run(stream, command) {
+                self.streams[stream].abandon();
+                return Err(fault);
             }
-            if until.is_some_and(|(event, ticket)| self.events[event].completed >= ticket) {
+            if until.is_some_and(|mark| matches!(mark.state.get(), MarkState::Reached { .. })) {
                 break;
             }
         }
@@ -226,18 +251,16 @@ impl Machine {
             }
             Command::Launch(op) => self.run_op(stream, &op),
             Command::Replay(commands) => commands.iter().try_for_each(|command| self.run(stream, command.clone())),
-            Command::Record(event, ticket) => {
-                self.events[event].completed = ticket;
-                self.events[event].completed_at_s = self.streams[stream].time_s;
-                self.events[event].completed_at = Some(Instant::now());
+            Command::Record(mark) => {
+                mark.state.set(MarkState::Reached { at_s: self.streams[stream].time_s, at: Instant::now() });
                 Ok(())
             }
-            Command::Wait(event, ticket) => {
-                let source = self.events[event].stream;
-                self.complete(source, event, ticket)?;
-                let reached = self.events[event].completed_at_s;
-                let time = &mut self.streams[stream].time_s;
-                *time = time.max(reached);
+            Command::Wait(mark) => {
+                self.complete(&mark)?;
+                if let MarkState::Reached { at_s, .. } = mark.state.get() {
+                    let time_s = &mut self.streams[stream].time_s;
+                    *time_s = time_s.max(at_s);
+                }
                 Ok(())
             }
         }
@@ -260,7 +283,7 @@ impl Machine {
             self.lost = Some(reason.clone());
             return Err(BackendError::DeviceLost { reason });
         }
-        let cost = self.launcher.run(op, &self.memory)?;
+        let cost = self.launcher.run(op, &mut self.memory)?;
         self.advance(stream, cost);
         Ok(())
     }
@@ -273,7 +296,7 @@ impl Machine {
 }
 
 /// The facts of a simulated device with `total` bytes.
-pub fn capabilities(total: crate::units::Bytes, device: String) -> Capabilities {
+pub fn capabilities(total: Bytes, device: String) -> Capabilities {
     Capabilities {
         backend: "host",
         device,

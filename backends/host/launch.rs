@@ -42,8 +42,8 @@ impl Launcher {
         Self { pool, level, product: RefCell::new(Vec::new()) }
     }
 
-    /// Runs one operation and says what it asked of the device.
-    pub fn run(&self, op: &Op, memory: &MemoryTable) -> Result<Cost> {
+    /// Runs one operation, whose shapes [`Op::check`] has passed, and says what it asked of the device.
+    pub fn run(&self, op: &Op, memory: &mut MemoryTable) -> Result<Cost> {
         let operands = Operands::new(op.name(), memory);
         match *op {
             Op::RmsNorm { x, weight, out, n_rows, n_cols, eps } => {

@@ -19,7 +19,7 @@ const ALIGN: u64 = 256;
 /// Addresses left unused behind an allocation, so that an overrun meets no neighbour.
 const GUARD: u64 = 1 << 16;
 
-/// Page-aligned RAM, freed on drop.
+/// Zeroed RAM aligned to [`ALIGN`], freed on drop.
 struct Block {
     data: NonNull<u8>,
     layout: Layout,
@@ -44,7 +44,14 @@ impl Drop for Block {
 enum Storage {
     Device(Block),
     Pinned(Block),
-    Registered(Arc<dyn AsRef<[u8]> + Send + Sync>),
+    Registered(Registered),
+}
+
+/// Host memory of somebody else. Its address is asked once: `as_ref` might answer another slice the next time.
+struct Registered {
+    data: *const u8,
+    /// Keeps `data` alive and, being shared, unchanged.
+    _owner: Arc<dyn AsRef<[u8]> + Send + Sync>,
 }
 
 struct Allocation {
@@ -135,8 +142,9 @@ impl MemoryTable {
     }
 
     pub fn register(&mut self, memory: Arc<dyn AsRef<[u8]> + Send + Sync>) -> AddrRange {
-        let bytes = Bytes::from((*memory).as_ref().len());
-        self.insert(bytes, Storage::Registered(memory))
+        let slice = (*memory).as_ref();
+        let (data, bytes) = (slice.as_ptr(), Bytes::from(slice.len()));
+        self.insert(bytes, Storage::Registered(Registered { data, _owner: memory }))
     }
 
     /// Frees an allocation of any kind; device memory is poisoned first.
@@ -173,7 +181,7 @@ impl MemoryTable {
         let (allocation, offset) = self.find(what, range)?;
         let base = match &allocation.storage {
             Storage::Device(block) | Storage::Pinned(block) => block.data.as_ptr().cast_const(),
-            Storage::Registered(memory) => (**memory).as_ref().as_ptr(),
+            Storage::Registered(memory) => memory.data,
         };
         // SAFETY: `find` checked that the range lies inside the allocation.
         Ok(unsafe { base.add(offset) })
@@ -190,23 +198,23 @@ impl MemoryTable {
     }
 
     /// Overwrites a range with one byte.
-    pub fn fill(&self, range: AddrRange, byte: u8) -> Result<()> {
+    pub fn fill(&mut self, range: AddrRange, byte: u8) -> Result<()> {
         let data = self.writable("fill", range)?;
-        // SAFETY: `writable` checked the range; no slice of it is alive, as operations run one after another.
+        // SAFETY: `writable` checked the range; no slice of it is alive, as slices borrow the table.
         unsafe { data.write_bytes(byte, range.bytes.as_usize()) };
         Ok(())
     }
 
     /// Overwrites a range with [`POISON`].
-    pub fn poison(&self, range: AddrRange) -> Result<()> {
+    pub fn poison(&mut self, range: AddrRange) -> Result<()> {
         self.fill(range, POISON)
     }
 
     /// Copies between two ranges, which may overlap.
-    pub fn copy(&self, dst: Addr, src: Addr, bytes: Bytes) -> Result<()> {
+    pub fn copy(&mut self, dst: Addr, src: Addr, bytes: Bytes) -> Result<()> {
         let from = self.readable("copy source", AddrRange { start: src, bytes })?;
         let to = self.writable("copy destination", AddrRange { start: dst, bytes })?;
-        // SAFETY: both ranges were checked; `copy` allows overlap.
+        // SAFETY: both ranges were checked; `copy` allows overlap; no slice of either is alive, as slices borrow the table.
         unsafe { std::ptr::copy(from, to, bytes.as_usize()) };
         Ok(())
     }

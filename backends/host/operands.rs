@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 
-use super::memory::MemoryTable;
+use super::memory::{MemoryTable, Place};
 use crate::backend::{Addr, AddrRange, BackendError, Result};
 use crate::units::Bytes;
 
@@ -12,6 +12,11 @@ impl Plain for f32 {}
 impl Plain for i32 {}
 impl Plain for u32 {}
 impl Plain for u8 {}
+
+/// The range of `n` elements. A count that overflows becomes a length that no allocation has.
+fn range_of<T: Plain>(addr: Addr, n: usize) -> AddrRange {
+    AddrRange { start: addr, bytes: Bytes::from(n.saturating_mul(size_of::<T>())) }
+}
 
 /// The operands of one operation on their way to slices.
 ///
@@ -23,8 +28,9 @@ pub struct Operands<'a> {
 }
 
 impl<'a> Operands<'a> {
-    /// For an operation named `op`.
-    pub fn new(op: &'static str, memory: &'a MemoryTable) -> Self {
+    /// For an operation named `op`. The table is borrowed for as long as any slice lives, so nothing else can hand out, overwrite, or
+    /// free its memory meanwhile.
+    pub fn new(op: &'static str, memory: &'a mut MemoryTable) -> Self {
         Self { op, memory, taken: RefCell::new(Vec::new()) }
     }
 
@@ -33,14 +39,14 @@ impl<'a> Operands<'a> {
         BackendError::BadOperand { op: self.op, reason }
     }
 
-    fn take(&self, addr: Addr, bytes: Bytes, written: bool) -> Result<AddrRange> {
-        let range = AddrRange { start: addr, bytes };
+    /// Notes a range as read or written. The caller has found it to be live.
+    fn take(&self, range: AddrRange, written: bool) -> Result<()> {
         let mut taken = self.taken.borrow_mut();
         if taken.iter().any(|(other, other_written)| (written || *other_written) && other.overlaps(range)) {
-            return Err(BackendError::Overlap { what: self.op, addr });
+            return Err(BackendError::Overlap { what: self.op, addr: range.start });
         }
         taken.push((range, written));
-        Ok(range)
+        Ok(())
     }
 
     fn check_alignment<T: Plain>(&self, pointer: *const u8) -> Result<()> {
@@ -52,20 +58,22 @@ impl<'a> Operands<'a> {
 
     /// `n` elements to read.
     pub fn read<T: Plain>(&self, addr: Addr, n: usize) -> Result<&'a [T]> {
-        let range = self.take(addr, Bytes::from(n * size_of::<T>()), false)?;
+        let range = range_of::<T>(addr, n);
         let pointer = self.memory.readable(self.op, range)?;
         self.check_alignment::<T>(pointer)?;
-        // SAFETY: the table checked that the range is live, and nothing is freed while an operation runs, which the borrow of the
-        // table ensures; alignment was checked; any bytes are a `T`; no written range of this operation overlaps.
+        self.take(range, false)?;
+        // SAFETY: the table checked that the range is live, and its exclusive borrow for 'a keeps it so and lets no one else write;
+        // alignment was checked; all memory is initialised and any bytes are a `T`; no written range of this operation overlaps.
         Ok(unsafe { std::slice::from_raw_parts(pointer.cast(), n) })
     }
 
     /// `n` elements to write, or to change in place.
     #[allow(clippy::mut_from_ref, reason = "ranges handed out are disjoint, as `take` checks")]
     pub fn write<T: Plain>(&self, addr: Addr, n: usize) -> Result<&'a mut [T]> {
-        let range = self.take(addr, Bytes::from(n * size_of::<T>()), true)?;
+        let range = range_of::<T>(addr, n);
         let pointer = self.memory.writable(self.op, range)?;
         self.check_alignment::<T>(pointer)?;
+        self.take(range, true)?;
         // SAFETY: as in `read`, and no other range of this operation overlaps, so the slice is the only access.
         Ok(unsafe { std::slice::from_raw_parts_mut(pointer.cast(), n) })
     }
@@ -92,8 +100,15 @@ impl<'a> Operands<'a> {
         }
     }
 
-    /// The table, to ask where operands lie.
-    pub fn memory(&self) -> &'a MemoryTable {
-        self.memory
+    /// Bytes to write that kernels cut into f32 first: they start where an f32 may.
+    pub fn scratch(&self, addr: Addr, bytes: u64) -> Result<&'a mut [u8]> {
+        let range = AddrRange { start: addr, bytes: Bytes(bytes) };
+        self.check_alignment::<f32>(self.memory.writable(self.op, range)?)?;
+        self.write(addr, range.bytes.as_usize())
+    }
+
+    /// Which side of the link a range lies on.
+    pub fn place(&self, range: AddrRange) -> Result<Place> {
+        self.memory.place(range)
     }
 }

@@ -11,12 +11,14 @@
 //! An ability that a device may lack is a field of [`Capabilities`]; using it all the same returns
 //! [`BackendError::Unsupported`], never a silent no-op.
 
+mod check;
 mod error;
 pub mod op;
 
 use std::fmt;
 use std::sync::Arc;
 
+pub use check::WINDOW_ROWS_MAX;
 pub use error::{BackendError, Pool};
 pub use op::Op;
 
@@ -30,10 +32,10 @@ pub type Result<T> = std::result::Result<T, BackendError>;
 pub struct Addr(pub u64);
 
 impl Addr {
-    /// The address `bytes` further on.
+    /// The address `bytes` further on; the last one there is where that leaves the address space.
     #[must_use]
     pub const fn offset(self, bytes: Bytes) -> Self {
-        Self(self.0 + bytes.0)
+        Self(self.0.saturating_add(bytes.0))
     }
 }
 
@@ -62,7 +64,7 @@ impl AddrRange {
     /// True where the two ranges share at least one byte.
     #[must_use]
     pub fn overlaps(self, other: Self) -> bool {
-        self.start < other.end() && other.start < self.end()
+        self.start.max(other.start) < self.end().min(other.end())
     }
 }
 
@@ -215,28 +217,28 @@ pub trait Backend: 'static {
     /// The driver's.
     fn create_event(&self) -> Result<Self::Event>;
 
-    /// Marks the present end of `stream` with `event`.
+    /// Marks the present end of `stream` with `event`. What waited for an earlier mark goes on waiting for that one.
     ///
     /// # Errors
-    /// The driver's.
+    /// [`BackendError::OutOfOrder`] while `stream` is being captured: order within a graph is the order of recording.
     fn record(&self, stream: &Self::Stream, event: &Self::Event) -> Result<()>;
 
-    /// Lets later work on `stream` start only when `event` has happened.
+    /// Lets later work on `stream` start only when `event` has happened; returns at once where it was never recorded.
     ///
     /// # Errors
-    /// The driver's.
+    /// As [`Backend::record`].
     fn wait(&self, stream: &Self::Stream, event: &Self::Event) -> Result<()>;
 
-    /// True when the work before the event is done. Does not block.
+    /// True when the work before the event is done, or nothing was recorded. Does not block.
     ///
     /// # Errors
     /// The driver's, including faults of the work itself.
     fn is_done(&self, event: &Self::Event) -> Result<bool>;
 
-    /// Blocks until the event has happened.
+    /// Blocks until the event has happened; returns at once where it was never recorded.
     ///
     /// # Errors
-    /// As [`Backend::is_done`].
+    /// As [`Backend::is_done`]; [`BackendError::OutOfOrder`] where a fault took the event with it.
     fn synchronise_event(&self, event: &Self::Event) -> Result<()>;
 
     /// Seconds between two events that have happened, by the device's clock.
@@ -273,7 +275,8 @@ pub trait Backend: 'static {
     /// Queues an operation.
     ///
     /// # Errors
-    /// [`BackendError::Unsupported`] for an operation the backend lacks; bad operands may also surface when it runs.
+    /// [`BackendError::BadOperand`] where [`Op::check`] refuses, with nothing queued; [`BackendError::Unsupported`] for an operation
+    /// the backend lacks. Bad addresses and bad contents of memory surface when it runs.
     fn launch(&self, stream: &Self::Stream, op: &Op) -> Result<()>;
 
     /// Starts recording what is queued on `stream` instead of running it: idle to recording.

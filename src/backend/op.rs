@@ -130,9 +130,10 @@ pub enum Op {
     /// `[n_rows, weights.rows]`.
     MatMul { weights: Matrix, input: Addr, format: ActivationFormat, out: Addr, n_rows: u32, path: Path, accumulate: bool },
     /// Root-mean-square norm of each head with `weight` f32 `[head_dim]`, then rotation of the first `n_rot` numbers, pairing
-    /// number `i` with `i + n_rot/2`; in place on `x` f32 `[n_rows, n_head, head_dim]`; `positions` i32 `[n_rows]`.
+    /// number `i` with `i + n_rot/2`; in place on `x` f32 `[n_rows, n_head, head_dim]`; `positions` i32 `[n_rows]`, ascending.
     HeadNormRope { x: Addr, weight: Addr, positions: Addr, n_rows: u32, n_head: u32, head_dim: u32, n_rot: u32, freq_base: f32, eps: f32 },
-    /// Stores `rows` f32 `[n_rows, n_head_kv, head_dim]` in `cache` `[n_ctx, n_head_kv, head_dim]` at `positions` i32 `[n_rows]`.
+    /// Stores `rows` f32 `[n_rows, n_head_kv, head_dim]` in `cache` `[n_ctx, n_head_kv, head_dim]` at `positions` i32 `[n_rows]`,
+    /// ascending and below `n_ctx`.
     KvStore { rows: Addr, cache: Addr, format: KvFormat, positions: Addr, n_rows: u32, n_head_kv: u32, head_dim: u32, n_ctx: u32 },
     /// Causal attention of `q` f32 `[n_rows, n_head, head_dim]` over both caches up to and including each row's position; `out` as
     /// `q`. Query head `h` reads key head `h / (n_head / n_head_kv)`.
@@ -207,6 +208,6 @@ impl Op {
 /// result, and the activated row. [`Op::ExpertsPrompt`] has `tile_rows` pairs at once, [`Op::ExpertsWindow`] all of its own.
 #[must_use]
 pub fn expert_scratch_bytes(shape: &ExpertShape, n_pairs: u64) -> u64 {
-    let floats = u64::from((2 * shape.n_ff).max(shape.n_embd));
-    n_pairs * (4 * floats + shape.down_format.row_bytes(shape.n_ff as usize) as u64)
+    let floats = (2 * u64::from(shape.n_ff)).max(u64::from(shape.n_embd));
+    n_pairs.saturating_mul(4 * floats + shape.down_format.row_bytes(shape.n_ff as usize) as u64)
 }

@@ -83,7 +83,7 @@ pub fn quantise_rows(pool: &ThreadPool, level: SimdLevel, format: ActivationForm
 /// Where a length does not match.
 pub fn quantise_row(level: SimdLevel, format: ActivationFormat, row: &[f32], out: &mut [u8]) {
     assert_eq!(out.len(), row_bytes(format, row.len()), "bytes of a row of {} as {format:?}", row.len());
-    match (format, level) {
+    match (format, level.min(SimdLevel::detect())) {
         (ActivationFormat::F32, _) => {
             for (value, bytes) in row.iter().zip(out.chunks_exact_mut(4)) {
                 bytes.copy_from_slice(&value.to_le_bytes());
@@ -92,7 +92,7 @@ pub fn quantise_row(level: SimdLevel, format: ActivationFormat, row: &[f32], out
         (ActivationFormat::Q8_0, SimdLevel::Scalar) => quantise_blocks::<32, 32>(row, out),
         (ActivationFormat::Q8_K, SimdLevel::Scalar) => quantise_blocks::<256, 16>(row, out),
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: a level above Scalar comes from detection on this processor, so AVX2 is there.
+        // SAFETY: the level is capped at what this processor has, and every level above Scalar has AVX2.
         (ActivationFormat::Q8_0, _) => unsafe { quantise_blocks_avx2::<32, 32>(row, out) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
