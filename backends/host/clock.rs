@@ -117,4 +117,23 @@ mod tests {
         assert_eq!(clock.operation(1.0, cost), 3.0);
         assert_eq!(clock.operation(0.0, Cost { link_bytes: 12e9, ..Cost::default() }), 2.5);
     }
+
+    #[test]
+    fn the_profiles_are_those_that_their_names_promise() {
+        let figures = |profile: ClockProfile| (profile.name, profile.flop_per_s, profile.device_bytes_per_s, profile.link_bytes_per_s);
+        assert_eq!(figures(ClockProfile::LAPTOP_8GB), ("laptop-8gb", 25e12, 350e9, 12e9));
+        assert_eq!(figures(ClockProfile::H200), ("h200", 85e12, 4.1e12, 52e9));
+        assert_eq!(figures(ClockProfile::H200_12GBPS), ("h200-12gbps", 85e12, 4.1e12, 12e9));
+        assert_eq!(ClockProfile { name: "h200", link_bytes_per_s: 52e9, ..ClockProfile::H200_12GBPS }, ClockProfile::H200);
+    }
+
+    #[test]
+    fn latencies_are_paid_once_for_each_copy_and_operation() {
+        let mut clock = Clock::new(ClockProfile { copy_latency_s: 0.5, launch_latency_s: 0.25, ..ClockProfile::LAPTOP_8GB });
+        assert_eq!(clock.copy(0.0, 12e9, Direction::ToDevice), 1.5);
+        assert_eq!(clock.copy(0.0, 12e9, Direction::ToDevice), 3.0);
+        assert_eq!(clock.copy(0.0, 175e9, Direction::OnDevice), 1.5, "read and written, beside the link");
+        assert_eq!(clock.operation(0.0, Cost::default()), 0.25);
+        assert_eq!(clock.operation(0.0, Cost { link_bytes: 12e9, ..Cost::default() }), 4.25, "behind both copies");
+    }
 }

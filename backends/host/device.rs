@@ -317,3 +317,7 @@ impl Backend for HostBackend {
         graph.bytes
     }
 }
+
+#[cfg(test)]
+#[path = "device_tests.rs"]
+mod tests;

@@ -89,15 +89,7 @@ pub struct Machine {
 
 impl Machine {
     pub fn new(memory: MemoryTable, launcher: Launcher, clock: Option<Clock>) -> Self {
-        Self {
-            memory,
-            faults: Faults::default(),
-            clock,
-            launcher,
-            streams: Vec::new(),
-            recording: None,
-            lost: None,
-        }
+        Self { memory, faults: Faults::default(), clock, launcher, streams: Vec::new(), recording: None, lost: None }
     }
 
     pub fn check_alive(&self) -> Result<()> {
@@ -218,7 +210,9 @@ impl Machine {
         match mark.state.get() {
             MarkState::Reached { .. } => Ok(()),
             MarkState::Pending => self.drain(mark.stream, Some(mark)),
-            MarkState::Lost => Err(BackendError::OutOfOrder { call: "waiting for an event", state: "a fault has dropped the work before it" }),
+            MarkState::Lost => {
+                Err(BackendError::OutOfOrder { call: "waiting for an event", state: "a fault has dropped the work before it" })
+            }
         }
     }
 

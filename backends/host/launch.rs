@@ -48,7 +48,14 @@ impl Launcher {
         match *op {
             Op::RmsNorm { x, weight, out, n_rows, n_cols, eps } => {
                 let n = n_rows as usize * n_cols as usize;
-                rms_norm(&self.pool, self.level, operands.read(x, n)?, operands.read(weight, n_cols as usize)?, eps, operands.write(out, n)?);
+                rms_norm(
+                    &self.pool,
+                    self.level,
+                    operands.read(x, n)?,
+                    operands.read(weight, n_cols as usize)?,
+                    eps,
+                    operands.write(out, n)?,
+                );
                 Ok(bytes_cost(8 * n))
             }
             Op::Quantise { x, out, n_rows, n_cols, format } => {

@@ -132,12 +132,9 @@ impl MemoryTable {
     pub fn allocate_pinned(&mut self, bytes: Bytes, purpose: &str) -> Result<AddrRange> {
         match Block::zeroed(bytes.as_usize()) {
             Some(block) => Ok(self.insert(bytes, Storage::Pinned(block))),
-            None => Err(BackendError::OutOfMemory {
-                pool: Pool::PinnedHost,
-                purpose: purpose.to_owned(),
-                requested: bytes,
-                free: Bytes::ZERO,
-            }),
+            None => {
+                Err(BackendError::OutOfMemory { pool: Pool::PinnedHost, purpose: purpose.to_owned(), requested: bytes, free: Bytes::ZERO })
+            }
         }
     }
 
@@ -217,5 +214,95 @@ impl MemoryTable {
         // SAFETY: both ranges were checked; `copy` allows overlap; no slice of either is alive, as slices borrow the table.
         unsafe { std::ptr::copy(from, to, bytes.as_usize()) };
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn range(start: Addr, bytes: u64) -> AddrRange {
+        AddrRange { start, bytes: Bytes(bytes) }
+    }
+
+    #[test]
+    fn an_access_that_leaves_its_allocation_is_refused_even_where_the_next_one_follows() {
+        let mut table = MemoryTable::new(Bytes(4096));
+        let [first, second] = [0, 1].map(|_| table.allocate_device(Bytes(100), "a test").expect("room"));
+        assert!(second.start.0 >= first.end().0 + GUARD, "a guard lies between allocations");
+        assert!(table.readable("a test", range(first.start, 100)).is_ok());
+        assert!(table.readable("a test", range(first.end(), 0)).is_ok(), "an empty range at the end touches nothing");
+        let outside = [
+            range(first.start, 101),
+            range(first.end(), 1),
+            range(first.start.offset(Bytes(50)), 51),
+            range(Addr(second.start.0 - 1), 1),
+            range(Addr(first.start.0 - 1), 2),
+            range(second.start, u64::MAX),
+            range(Addr(u64::MAX), u64::MAX),
+            range(Addr(0), 1),
+        ];
+        for range in outside {
+            let expected = BackendError::BadAddress { what: "a test", addr: range.start, bytes: range.bytes };
+            assert_eq!(table.readable("a test", range), Err(expected.clone()));
+            assert_eq!(table.writable("a test", range), Err(expected));
+        }
+    }
+
+    #[test]
+    fn an_address_is_never_given_twice() {
+        let mut table = MemoryTable::new(Bytes(4096));
+        let first = table.allocate_device(Bytes(100), "a test").expect("room");
+        table.release(first.start);
+        let second = table.allocate_device(Bytes(100), "a test").expect("room");
+        assert!(!first.overlaps(second));
+        assert!(table.readable("a test", first).is_err());
+        table.release(first.start);
+        assert_eq!(table.used(), Bytes(100), "releasing a stale address frees nothing");
+    }
+
+    #[test]
+    fn the_budget_counts_device_memory_and_charges_alone() {
+        let mut table = MemoryTable::new(Bytes(1000));
+        let device = table.allocate_device(Bytes(600), "a test").expect("room");
+        table.charge(Bytes(300), "a graph").expect("room");
+        table.allocate_pinned(Bytes(5000), "a test").expect("host memory");
+        table.register(Arc::new(vec![0_u8; 5000]));
+        assert_eq!((table.used(), table.peak()), (Bytes(900), Bytes(900)));
+        let refused = table.allocate_device(Bytes(101), "one too many");
+        let purpose = "one too many".to_owned();
+        assert_eq!(refused, Err(BackendError::OutOfMemory { pool: Pool::Device, purpose, requested: Bytes(101), free: Bytes(100) }));
+        table.release(device.start);
+        table.discharge(Bytes(300));
+        assert_eq!((table.used(), table.peak()), (Bytes::ZERO, Bytes(900)));
+    }
+
+    #[test]
+    fn host_memory_lies_across_the_link() {
+        let mut table = MemoryTable::new(Bytes(1000));
+        let device = table.allocate_device(Bytes(10), "a test").expect("room");
+        let pinned = table.allocate_pinned(Bytes(10), "a test").expect("host memory");
+        let registered = table.register(Arc::new(vec![0_u8; 10]));
+        let places = [device, pinned, registered].map(|range| table.place(range));
+        assert_eq!(places, [Ok(Place::Device), Ok(Place::Host), Ok(Place::Host)]);
+    }
+
+    #[test]
+    fn pinned_memory_that_no_system_has_is_out_of_memory() {
+        let refused = MemoryTable::new(Bytes(10)).allocate_pinned(Bytes(u64::MAX), "a test");
+        assert!(matches!(refused, Err(BackendError::OutOfMemory { pool: Pool::PinnedHost, .. })), "{refused:?}");
+    }
+
+    #[test]
+    fn a_copy_between_overlapping_ranges_moves_the_old_contents() {
+        let mut table = MemoryTable::new(Bytes(1000));
+        let memory = table.allocate_device(Bytes(8), "a test").expect("room");
+        for at in 0..8_u8 {
+            table.fill(range(memory.start.offset(Bytes(u64::from(at))), 1), at).expect("inside");
+        }
+        table.copy(memory.start.offset(Bytes(2)), memory.start, Bytes(6)).expect("inside");
+        let data = table.readable("a test", memory).expect("live");
+        // SAFETY: the table answers for eight live bytes, which nothing writes while the slice is used.
+        assert_eq!(unsafe { std::slice::from_raw_parts(data, 8) }, [0, 1, 0, 1, 2, 3, 4, 5]);
     }
 }

@@ -112,3 +112,61 @@ impl<'a> Operands<'a> {
         self.memory.place(range)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table() -> (MemoryTable, Addr) {
+        let mut table = MemoryTable::new(Bytes(4096));
+        let range = table.allocate_device(Bytes(256), "a test").expect("room");
+        (table, range.start)
+    }
+
+    #[test]
+    fn inputs_may_overlap_and_outputs_may_not() {
+        let (mut table, start) = table();
+        let operands = Operands::new("a test", &mut table);
+        let at = |bytes: u64| start.offset(Bytes(bytes));
+        assert!(operands.read::<f32>(at(0), 8).is_ok());
+        assert!(operands.read::<u8>(at(16), 32).is_ok());
+        for (offset, n) in [(0, 1), (28, 1), (44, 4), (0, 64)] {
+            let refused = operands.write::<f32>(at(offset), n).err();
+            assert_eq!(refused, Some(BackendError::Overlap { what: "a test", addr: at(offset) }));
+        }
+        assert!(operands.write::<f32>(at(48), 4).is_ok(), "right behind the last input");
+        assert!(operands.read::<f32>(at(60), 1).is_err(), "an output cannot be read");
+        assert!(operands.write::<f32>(at(48), 4).is_err(), "nor handed out twice");
+        assert!(operands.read::<f32>(at(64), 1).is_ok());
+    }
+
+    #[test]
+    fn a_count_that_overflows_is_a_bad_address() {
+        let (mut table, start) = table();
+        let operands = Operands::new("a test", &mut table);
+        for n in [65, usize::MAX / 4 + 2, usize::MAX] {
+            assert!(matches!(operands.read::<f32>(start, n), Err(BackendError::BadAddress { .. })), "{n} numbers");
+        }
+    }
+
+    #[test]
+    fn numbers_and_scratch_start_at_multiples_of_four() {
+        let (mut table, start) = table();
+        let operands = Operands::new("a test", &mut table);
+        let odd = start.offset(Bytes(2));
+        assert!(matches!(operands.read::<f32>(odd, 1), Err(BackendError::BadOperand { .. })));
+        assert!(matches!(operands.scratch(odd, 7), Err(BackendError::BadOperand { .. })));
+        assert_eq!(operands.read::<u8>(odd, 3), Ok(&[super::super::POISON; 3][..]));
+        assert_eq!(operands.scratch(start.offset(Bytes(8)), 7).map(|scratch| scratch.len()), Ok(7));
+    }
+
+    #[test]
+    fn positions_ascend_inside_the_context() {
+        let (mut table, start) = table();
+        table.fill(AddrRange { start, bytes: Bytes(4) }, 0).expect("inside");
+        let operands = Operands::new("a test", &mut table);
+        assert_eq!(operands.positions(start, 1, 1), Ok(&[0][..]));
+        assert!(matches!(operands.positions(start, 2, 8), Err(BackendError::BadOperand { .. })), "the second is poison");
+        assert!(matches!(operands.indices(start, 2, u32::MAX), Err(BackendError::BadOperand { .. })), "and no expert");
+    }
+}
