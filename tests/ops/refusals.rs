@@ -1,0 +1,235 @@
+//! Operations that are refused: by their shapes on every device, by addresses and contents of memory on the simulated one.
+
+use ebbtide::backend::op::{ExpertShape, KvFormat, Matrix, Op, Path};
+use ebbtide::backend::{Addr, Backend, BackendError};
+use ebbtide::quant::{ActivationFormat, QuantType};
+
+use crate::device::Rig;
+
+/// Every operation with one size or type that no kernel takes. Addresses do not matter: shapes are refused before.
+pub fn shapes_that_no_kernel_takes_are_refused<B: Backend>(rig: &Rig<B>) {
+    let at = Addr(256);
+    let norm = |n_rows, n_cols| Op::RmsNorm { x: at, weight: at, out: at, n_rows, n_cols, eps: 0.0 };
+    let quantise = |n_cols, format| Op::Quantise { x: at, out: at, n_rows: 1, n_cols, format };
+    let mat_mul = |quant_type, rows, cols, format, n_rows, path| {
+        let weights = Matrix { addr: at, quant_type, rows, cols };
+        Op::MatMul { weights, input: at, format, out: at, n_rows, path, accumulate: false }
+    };
+    let rope = |n_head, head_dim, n_rot| {
+        let (n_rows, freq_base, eps) = (1, 1e4, 0.0);
+        Op::HeadNormRope { x: at, weight: at, positions: at, n_rows, n_head, head_dim, n_rot, freq_base, eps }
+    };
+    let store = |format, n_head_kv, head_dim, n_ctx| Op::KvStore {
+        rows: at,
+        cache: at,
+        format,
+        positions: at,
+        n_rows: 1,
+        n_head_kv,
+        head_dim,
+        n_ctx,
+    };
+    let attention = |format, n_head, n_head_kv, head_dim| {
+        let (n_rows, n_ctx, scale) = (1, 8, 1.0);
+        Op::Attention { q: at, k_cache: at, v_cache: at, format, positions: at, out: at, n_rows, n_head, n_head_kv, head_dim, n_ctx, scale }
+    };
+    let router = |n_expert, n_used| Op::Router { logits: at, ids: at, weights: at, n_rows: 1, n_expert, n_used, scale: 1.0 };
+    let shape = |n_embd, n_ff, down_format| {
+        let quant = QuantType::Q4_K;
+        let input_format = ActivationFormat::Q8_K;
+        ExpertShape { n_embd, n_ff, gate_type: quant, up_type: quant, down_type: quant, input_format, down_format }
+    };
+    let window = |shape, n_rows, n_used| Op::ExpertsWindow {
+        input: at,
+        ids: at,
+        weights: at,
+        table: at,
+        residual: at,
+        n_rows,
+        n_expert: 4,
+        n_used,
+        shape,
+        scratch: at,
+    };
+    let prompt = |shape, tile_rows| Op::ExpertsPrompt {
+        experts: Vec::new(),
+        input: at,
+        n_input_rows: 1,
+        rows: at,
+        row_weights: at,
+        residual: at,
+        shape,
+        scratch: at,
+        tile_rows,
+    };
+    let (f32s, q8_0, q8_k) = (ActivationFormat::F32, ActivationFormat::Q8_0, ActivationFormat::Q8_K);
+    let refused = [
+        norm(0, 4),
+        norm(4, 0),
+        norm(u32::MAX, u32::MAX),
+        quantise(0, f32s),
+        quantise(33, q8_0),
+        quantise(128, q8_k),
+        mat_mul(QuantType::Q8_0, 4, 33, q8_0, 1, Path::Prompt),
+        mat_mul(QuantType::Q4_K, 4, 32, f32s, 1, Path::Prompt),
+        mat_mul(QuantType::Q8_0, 4, 256, q8_k, 1, Path::Window),
+        mat_mul(QuantType::F32, 4, 32, q8_0, 1, Path::Window),
+        mat_mul(QuantType::F32, 4, 32, f32s, 9, Path::Window),
+        mat_mul(QuantType::F32, 4, 32, f32s, 0, Path::Prompt),
+        mat_mul(QuantType::F32, 0, 32, f32s, 1, Path::Prompt),
+        rope(1, 8, 3),
+        rope(1, 8, 10),
+        rope(0, 8, 8),
+        store(KvFormat::Q8_0, 1, 48, 8),
+        store(KvFormat::F16, 1, 48, 0),
+        store(KvFormat::F16, u32::MAX, u32::MAX, u32::MAX),
+        attention(KvFormat::F32, 5, 2, 32),
+        attention(KvFormat::F32, 4, 0, 32),
+        attention(KvFormat::Q8_0, 4, 2, 40),
+        router(4, 5),
+        router(4, 0),
+        router(0, 0),
+        window(shape(256, 256, q8_k), 9, 2),
+        window(shape(256, 256, q8_k), 1, 5),
+        window(shape(256, 256, q8_0), 1, 2),
+        window(shape(256, 300, q8_k), 1, 2),
+        window(shape(0, 256, q8_k), 1, 2),
+        prompt(shape(256, 256, q8_k), 0),
+        prompt(shape(128, 256, q8_k), 1),
+        prompt(shape(256, 256, q8_0), 1),
+    ];
+    for op in refused {
+        let outcome = rig.run(&op);
+        assert!(matches!(&outcome, Err(BackendError::BadOperand { op: name, .. }) if *name == op.name()), "{op:?}: {outcome:?}");
+    }
+}
+
+/// What the simulated device finds wrong in addresses and in the contents of memory, where a real device computes garbage.
+mod host_only {
+    use ebbtide::backend::DeviceMemory;
+    use ebbtide::backend::op::{ExpertAddrs, PromptExpert, expert_scratch_bytes};
+    use ebbtide::backends::host::HostBackend;
+    use ebbtide::units::Bytes;
+
+    use super::*;
+    use crate::device::{bytes_of, start};
+    use crate::experts::{Experts, N_EMBD, experts};
+    use crate::{activations, open_host};
+
+    fn rig() -> Rig<HostBackend> {
+        Rig::new(open_host())
+    }
+
+    fn norm(x: Addr, weight: Addr, out: Addr) -> Op {
+        Op::RmsNorm { x, weight, out, n_rows: 2, n_cols: 8, eps: 0.0 }
+    }
+
+    #[test]
+    fn an_output_that_overlaps_an_input_is_refused() {
+        let rig = rig();
+        let memory = rig.upload_f32(&[1.0; 64]);
+        let at = |index: u64| start(&memory).offset(Bytes(4 * index));
+        for (x, weight, out) in [(0, 32, 0), (0, 32, 15), (15, 40, 0), (0, 32, 39), (0, 39, 32)] {
+            let refused = rig.run(&norm(at(x), at(weight), at(out)));
+            assert!(matches!(refused, Err(BackendError::Overlap { what: "rms_norm", .. })), "{x} {weight} {out}: {refused:?}");
+        }
+        rig.run(&norm(at(0), at(4), at(16))).expect("two inputs may overlap, and an output may follow an input");
+    }
+
+    #[test]
+    fn operands_outside_of_live_memory_are_refused() {
+        let rig = rig();
+        let (x, weight, out) = (rig.upload_f32(&[1.0; 16]), rig.upload_f32(&[1.0; 8]), rig.buffer(64));
+        let bad = [Addr(0), Addr(u64::MAX), Addr(u64::MAX - 7), start(&x).offset(Bytes(4)), x.range().end()];
+        for addr in bad {
+            for op in [norm(addr, start(&weight), start(&out)), norm(start(&x), start(&weight), addr), norm(start(&x), addr, start(&out))] {
+                let refused = rig.run(&op);
+                let expected = matches!(refused, Err(BackendError::BadAddress { .. }));
+                // Eight weights do fit behind the first of sixteen numbers.
+                let fits = addr == start(&x).offset(Bytes(4)) && matches!(op, Op::RmsNorm { weight, .. } if weight == addr);
+                assert!(expected || (fits && refused.is_ok()), "{op:?}: {refused:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_operand_at_an_odd_address_is_refused() {
+        let rig = rig();
+        let (x, weight, out) = (rig.buffer(68), rig.upload_f32(&[1.0; 8]), rig.buffer(64));
+        let refused = rig.run(&norm(start(&x).offset(Bytes(1)), start(&weight), start(&out)));
+        assert!(matches!(refused, Err(BackendError::BadOperand { op: "rms_norm", .. })), "{refused:?}");
+    }
+
+    #[test]
+    fn positions_that_are_poisoned_negative_beyond_the_cache_or_out_of_order_are_errors() {
+        let rig = rig();
+        let (rows, cache, poisoned) = (rig.upload_f32(&[1.0; 8]), rig.upload_f32(&[0.0; 32]), rig.buffer(8));
+        let mut lists: Vec<_> = [[-1, 2], [0, 8], [3, 3], [5, 1]].iter().map(|list| rig.upload_i32(list)).collect();
+        lists.push(poisoned);
+        for positions in &lists {
+            let (rows, cache, positions) = (start(&rows), start(&cache), start(positions));
+            let format = KvFormat::F32;
+            let refused = rig.run(&Op::KvStore { rows, cache, format, positions, n_rows: 2, n_head_kv: 1, head_dim: 4, n_ctx: 8 });
+            assert!(matches!(refused, Err(BackendError::BadOperand { op: "kv_store", .. })), "{refused:?}");
+        }
+        assert_eq!(rig.download_f32(&cache), [0.0; 32], "a refused operation writes nothing");
+    }
+
+    /// A window of one row with two of four experts, each operand in a buffer of its own.
+    fn window(rig: &Rig<HostBackend>, experts: &Experts<HostBackend>, ids: Addr, table: Addr) -> Result<(), BackendError> {
+        let (input, _) = activations(rig, experts.shape.input_format, &[1.0; N_EMBD as usize], N_EMBD);
+        let (shares, residual) = (rig.upload_f32(&[0.5, 0.5]), rig.upload_f32(&[0.0; N_EMBD as usize]));
+        let scratch = rig.buffer(Bytes(expert_scratch_bytes(&experts.shape, 2)).as_usize());
+        rig.run(&Op::ExpertsWindow {
+            input: start(&input),
+            ids,
+            weights: start(&shares),
+            table,
+            residual: start(&residual),
+            n_rows: 1,
+            n_expert: 4,
+            n_used: 2,
+            shape: experts.shape,
+            scratch: start(&scratch),
+        })
+    }
+
+    #[test]
+    fn poisoned_or_disordered_experts_and_a_poisoned_table_are_errors() {
+        let rig = rig();
+        let experts = experts(&rig, 4, [QuantType::Q4_K; 3], false);
+        let table = rig.upload(&experts.addrs.iter().flat_map(|addrs| addrs.to_bytes()).collect::<Vec<u8>>());
+        let good = rig.upload_i32(&[1, 2]);
+        window(&rig, &experts, start(&good), start(&table)).expect("the window itself is right");
+        for ids in [rig.buffer(8), rig.upload_i32(&[2, 1]), rig.upload_i32(&[1, 1]), rig.upload_i32(&[1, 4])] {
+            let refused = window(&rig, &experts, start(&ids), start(&table));
+            assert!(matches!(refused, Err(BackendError::BadOperand { op: "experts_window", .. })), "{refused:?}");
+        }
+        let poisoned = rig.buffer(4 * ExpertAddrs::BYTES);
+        let refused = window(&rig, &experts, start(&good), start(&poisoned));
+        assert!(matches!(refused, Err(BackendError::BadAddress { addr: Addr(u64::MAX), .. })), "{refused:?}");
+    }
+
+    #[test]
+    fn a_row_list_that_names_no_row_is_an_error() {
+        let rig = rig();
+        let experts = experts(&rig, 1, [QuantType::F32; 3], true);
+        let (input, shares) = (rig.upload_f32(&[1.0; 2 * N_EMBD as usize]), rig.upload(&bytes_of(&[1.0; 2])));
+        let (residual, scratch) =
+            (rig.upload_f32(&[0.0; 2 * N_EMBD as usize]), rig.buffer(Bytes(expert_scratch_bytes(&experts.shape, 2)).as_usize()));
+        for rows in [rig.upload_i32(&[0, 2]), rig.buffer(8)] {
+            let refused = rig.run(&Op::ExpertsPrompt {
+                experts: vec![PromptExpert { weights: experts.addrs[0], first: 0, count: 2 }],
+                input: start(&input),
+                n_input_rows: 2,
+                rows: start(&rows),
+                row_weights: start(&shares),
+                residual: start(&residual),
+                shape: experts.shape,
+                scratch: start(&scratch),
+                tile_rows: 2,
+            });
+            assert!(matches!(refused, Err(BackendError::BadOperand { op: "experts_prompt", .. })), "{refused:?}");
+        }
+    }
+}
