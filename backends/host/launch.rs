@@ -8,7 +8,7 @@ use super::kernels::attention::{AttentionInputs, attention};
 use super::kernels::attention_window::attention_window;
 use super::kernels::gemm::{Activations, TokenRows, Weights, gemm};
 use super::kernels::kv::{KvShape, KvType, store_rows};
-use super::kernels::matvec::matvec;
+use super::kernels::matvec::{WINDOW_ROWS, matvec};
 use super::kernels::norm::rms_norm;
 use super::kernels::rope::{HeadNorm, Rope, norm_and_rotate};
 use super::kernels::router::{Route, choose_experts};
@@ -17,8 +17,11 @@ use super::memory::MemoryTable;
 use super::operands::Operands;
 use super::pool::ThreadPool;
 use crate::backend::op::{KvFormat, Matrix, Op, Path};
-use crate::backend::{Addr, Result};
+use crate::backend::{Addr, Result, WINDOW_ROWS_MAX};
 use crate::quant::ActivationFormat;
+
+// A window that passes the check of shapes is one that the kernels take.
+const _: () = assert!(WINDOW_ROWS_MAX as usize == WINDOW_ROWS);
 
 /// Threads, instruction set and scratch for running operations.
 pub struct Launcher {

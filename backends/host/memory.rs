@@ -15,7 +15,7 @@ use crate::units::Bytes;
 pub const POISON: u8 = 0xFF;
 
 /// Alignment of device allocations and of their addresses.
-const ALIGN: u64 = 256;
+const ALIGN: usize = 256;
 /// Addresses left unused behind an allocation, so that an overrun meets no neighbour.
 const GUARD: u64 = 1 << 16;
 
@@ -27,7 +27,7 @@ struct Block {
 
 impl Block {
     fn zeroed(bytes: usize) -> Option<Self> {
-        let layout = Layout::from_size_align(bytes.max(1), Bytes(ALIGN).as_usize()).ok()?;
+        let layout = Layout::from_size_align(bytes.max(1), ALIGN).ok()?;
         // SAFETY: the layout has a size of at least one byte.
         let data = NonNull::new(unsafe { alloc_zeroed(layout) })?;
         Some(Self { data, layout })
@@ -97,7 +97,7 @@ impl MemoryTable {
 
     fn insert(&mut self, bytes: Bytes, storage: Storage) -> AddrRange {
         let start = self.next_address;
-        self.next_address += bytes.align_up(ALIGN).0 + GUARD;
+        self.next_address += bytes.align_up(ALIGN as u64).0 + GUARD;
         self.allocations.insert(start, Allocation { bytes: bytes.0, storage });
         AddrRange { start: Addr(start), bytes }
     }
