@@ -4,10 +4,11 @@
 //! that moves VRAM between phases; it is written once against the [`Backend`](crate::backend::Backend) trait.
 
 pub mod plan;
+pub mod plan_error;
 pub mod plan_text;
 pub mod region;
 pub mod scheduler;
 
-pub use plan::{DeviceBudget, Plan, PlanError, PromptMemory};
+pub use plan::{DeviceBudget, Plan, PlanError, PromptMemory, WayOut};
 pub use region::{Loan, RegionError, Regions};
 pub use scheduler::{HeadRef, Phase, PhaseError, Scheduler};

@@ -11,7 +11,8 @@
 //! the reserve is kept in either phase. See `docs/memory-plan.md` for the rules with examples.
 
 use serde::Serialize;
-use thiserror::Error;
+
+pub use super::plan_error::{PlanError, WayOut};
 
 use crate::backend::Addr;
 use crate::backend::op::KvFormat;
@@ -19,7 +20,7 @@ use crate::model::forward::{Forward, ResidentAddrs};
 use crate::model::layout::{PromptLayout, PromptRoom, PromptSize, WindowLayout};
 use crate::model::weights::DEVICE_ALIGN;
 use crate::model::{ModelShape, ModelWeights};
-use crate::settings::{Activations, ChunkSetting, ContextSetting, EngineSettings, ExpertCache, KvType};
+use crate::settings::{Activations, ChunkSetting, ContextSetting, EngineSettings, ExpertCache, KvType, MEMORY_MIB_MAX};
 use crate::units::{Bytes, MIB};
 
 /// Rows of the largest window. Windows of several rows come with drafts.
@@ -28,10 +29,16 @@ pub const WINDOW_ROWS: u32 = 1;
 const AUTO_CHUNK_MAX: u32 = 8192;
 /// A loan that affords fewer tokens than this is not worth lending for: the prompt buffers are then owned.
 const LOAN_CHUNK_MIN: u32 = 32;
-/// Chunk that a context must leave room for to be chosen unasked.
+/// Chunk that a context must leave room for to be chosen unasked, or a sixteenth of the model's own context.
 const USEFUL_CHUNK: u32 = 512;
 /// Slots that a loan keeps, unless a quarter of the model's experts is less.
 const KEPT_SLOTS: u32 = 128;
+/// Largest reserve that is kept unasked.
+const RESERVE_MAX: Bytes = Bytes::mib(256);
+/// Shortest context that is chosen while any other can be had, for models that can do with more.
+const CONTEXT_LADDER_END: u32 = 8192;
+/// Contexts below this are no advice.
+const CONTEXT_ADVISED_MIN: u32 = 128;
 /// Share of the slots that a loan takes at most, in percent.
 const LENT_SHARE_PERCENT: u64 = 90;
 
@@ -48,56 +55,6 @@ pub struct DeviceBudget {
     pub graph_node_bytes: Bytes,
     /// Prompt buffers may continue beside the slab.
     pub borrow_spill: bool,
-}
-
-/// Why no plan can be made. None of these passes by waiting: something must be set otherwise.
-#[derive(Debug, Error, Clone, PartialEq, Eq)]
-pub enum PlanError {
-    /// The parts that every token needs do not fit.
-    #[error(
-        "the model needs {needed} of VRAM for its resident parts, head and one expert slot with a context of {ctx_tokens} tokens; {budget} are \
-         there after a reserve of {reserve}: raise --vram-mib to {way_out_mib} or more, lower --ctx, or choose --kv q8_0"
-    )]
-    ResidentTooLarge {
-        /// What is needed at least.
-        needed: Bytes,
-        /// What is there.
-        budget: Bytes,
-        /// What is kept free.
-        reserve: Bytes,
-        /// The context asked for or tried last.
-        ctx_tokens: u32,
-        /// The `--vram-mib` that would do.
-        way_out_mib: u64,
-    },
-    /// More slots were asked for than fit.
-    #[error("--expert-cache {asked} needs {needed}, {left} are left for slots: at most {fit} fit; lower it or leave it at auto")]
-    SlotsTooMany {
-        /// Slots asked for.
-        asked: u32,
-        /// Their bytes.
-        needed: Bytes,
-        /// Bytes left for slots.
-        left: Bytes,
-        /// Slots that fit.
-        fit: u64,
-    },
-    /// Not even one token can be read at a time.
-    #[error("no room to read a prompt: its buffers need {needed} for a chunk of one token, {left} can be had: raise --vram-mib or lower --ctx")]
-    NoPromptRoom {
-        /// Bytes for one token.
-        needed: Bytes,
-        /// Bytes that can be lent or owned.
-        left: Bytes,
-    },
-    /// The reserve leaves nothing.
-    #[error("a reserve of {reserve} leaves nothing of {limit}: lower --vram-reserve-mib")]
-    ReserveTooLarge {
-        /// The reserve asked for.
-        reserve: Bytes,
-        /// What it is taken from.
-        limit: Bytes,
-    },
 }
 
 /// Where the prompt buffers lie when the head is kept.
@@ -148,6 +105,8 @@ impl PhaseBytes {
 pub struct Plan {
     /// What the device has for us at most.
     pub limit_bytes: Bytes,
+    /// Which term decided that.
+    pub limit_decided_by: &'static str,
     /// What stays free.
     pub reserve_bytes: Bytes,
     /// What may be used.
@@ -204,6 +163,7 @@ struct Resident {
 }
 
 /// All that goes into the sum, with the fixed questions answered.
+#[derive(Clone, Copy)]
 struct Planner<'a> {
     shape: &'a ModelShape,
     weights: &'a ModelWeights,
@@ -212,8 +172,17 @@ struct Planner<'a> {
     kv_format: KvFormat,
     exact: bool,
     limit: Bytes,
-    reserve: Bytes,
-    budget: Bytes,
+    limit_decided_by: &'static str,
+    asked_reserve: Option<Bytes>,
+    expert_cache: ExpertCache,
+}
+
+/// Why an attempt failed, before it is known what would help.
+enum Shortage {
+    Reserve,
+    Resident { needed: Bytes },
+    Slots { asked: u32, needed: Bytes, left: Bytes, fit: u32 },
+    PromptRoom { needed: Bytes, left: Bytes },
 }
 
 impl Plan {
@@ -222,19 +191,27 @@ impl Plan {
     /// # Errors
     /// [`PlanError`] where no plan can keep the budget, naming what would.
     pub fn new(shape: &ModelShape, weights: &ModelWeights, device: DeviceBudget, settings: &EngineSettings) -> Result<Self, PlanError> {
-        let mut limit = device.total.saturating_sub(device.used_by_others).min(settings.vram);
-        if let Some(os_budget) = device.os_budget {
-            limit = limit.min(os_budget);
+        let device_limit = device.total.saturating_sub(device.used_by_others);
+        let (limit, limit_decided_by) = [
+            (settings.vram, "--vram-mib"),
+            (device_limit, "what other programs leave of the device"),
+            (device.os_budget.unwrap_or(device_limit), "the system's budget"),
+        ]
+        .into_iter()
+        .min_by_key(|(bytes, _)| *bytes)
+        .expect("three terms");
+        if device.os_budget.map_or(device_limit, |os_budget| os_budget.min(device_limit)) == Bytes::ZERO {
+            return Err(PlanError::DeviceFull { total: device.total, used_by_others: device.used_by_others });
         }
-        let reserve = settings.vram_reserve.unwrap_or_else(|| Bytes::mib(256).min(Bytes(limit.0 / 16)));
-        let budget = limit.checked_sub(reserve).filter(|budget| budget.0 > 0).ok_or(PlanError::ReserveTooLarge { reserve, limit })?;
         let kv_format = match settings.kv {
             KvType::F32 => KvFormat::F32,
             KvType::F16 => KvFormat::F16,
             KvType::Q8_0 => KvFormat::Q8_0,
         };
         let exact = settings.activations == Activations::F32;
-        Planner { shape, weights, settings, device, kv_format, exact, limit, reserve, budget }.plan()
+        let reserve = settings.vram_reserve;
+        let expert_cache = settings.expert_cache;
+        Planner { shape, weights, settings, device, kv_format, exact, limit, limit_decided_by, asked_reserve: reserve, expert_cache }.plan()
     }
 
     /// Memory for prompt buffers while the head is kept.
@@ -264,39 +241,100 @@ impl Plan {
 impl Planner<'_> {
     fn plan(&self) -> Result<Plan, PlanError> {
         match self.settings.ctx {
-            ContextSetting::Tokens(ctx_tokens) => self.with_context(ctx_tokens),
+            ContextSetting::Tokens(ctx_tokens) => self.with_context(ctx_tokens.max(1)),
             ContextSetting::Auto => self.with_auto_context(),
         }
     }
 
-    /// The largest context that leaves a useful cache and chunk; where none does, the largest that can be planned at all.
-    fn with_auto_context(&self) -> Result<Plan, PlanError> {
-        let ladder = context_ladder(self.shape.n_ctx_train);
-        let useful_slots = KEPT_SLOTS.min(self.shape.n_routed_experts().div_ceil(4));
-        let mut largest = None;
-        let mut last_error = None;
-        for ctx_tokens in ladder {
-            match self.with_context(ctx_tokens) {
-                Ok(plan) if plan.slots >= useful_slots && plan.chunk >= USEFUL_CHUNK.min(ctx_tokens) => return Ok(plan),
-                Ok(plan) => {
-                    largest.get_or_insert(plan);
-                }
-                Err(error) => last_error = Some(error),
-            }
-        }
-        largest.ok_or_else(|| last_error.expect("the ladder has at least one step"))
+    /// What stays free.
+    fn reserve(&self) -> Bytes {
+        self.asked_reserve.unwrap_or_else(|| RESERVE_MAX.min(Bytes(self.limit.0 / 16)))
     }
 
+    /// The largest context that leaves a useful cache and chunk. Where none does, the largest with a useful cache; where none has
+    /// that, the one with the most slots; where even that cannot be had, the largest below the ladder.
+    fn with_auto_context(&self) -> Result<Plan, PlanError> {
+        let useful_slots = KEPT_SLOTS.min(self.shape.n_routed_experts().div_ceil(4));
+        // A model of a short context gets by with a shorter chunk.
+        let useful_chunk = USEFUL_CHUNK.min(self.shape.n_ctx_train.div_ceil(CONTEXT_LADDER_END / USEFUL_CHUNK));
+        let mut fallback: Option<Plan> = None;
+        for ctx_tokens in context_ladder(self.shape.n_ctx_train) {
+            let Ok(plan) = self.attempt(ctx_tokens) else { continue };
+            if plan.slots >= useful_slots && plan.chunk >= useful_chunk {
+                return Ok(plan);
+            }
+            if fallback.as_ref().is_none_or(|longer| longer.slots < useful_slots) {
+                fallback = Some(plan);
+            }
+        }
+        if let Some(plan) = fallback {
+            return Ok(plan);
+        }
+        let short = halved(self.shape.n_ctx_train.min(CONTEXT_LADDER_END));
+        let last = short.last().copied().expect("halving yields at least its start");
+        match short.into_iter().find_map(|ctx_tokens| self.attempt(ctx_tokens).ok()) {
+            Some(plan) => Ok(plan),
+            None => self.with_context(last),
+        }
+    }
+
+    /// As [`Planner::attempt`], saying what would help where it fails.
     fn with_context(&self, ctx_tokens: u32) -> Result<Plan, PlanError> {
+        self.attempt(ctx_tokens).map_err(|shortage| {
+            let slots_fit = if let Shortage::Slots { fit, .. } = shortage { Some(fit) } else { None };
+            let way_out = self.way_out(ctx_tokens, slots_fit);
+            let reserve = self.reserve();
+            let budget = self.limit.saturating_sub(reserve);
+            match shortage {
+                Shortage::Reserve => PlanError::ReserveTooLarge { reserve, limit: self.limit, way_out },
+                Shortage::Resident { needed } => PlanError::ResidentTooLarge { needed, budget, reserve, ctx_tokens, way_out },
+                Shortage::Slots { asked, needed, left, .. } => PlanError::SlotsTooMany { asked, needed, left, way_out },
+                Shortage::PromptRoom { needed, left } => PlanError::NoPromptRoom { needed, left, way_out },
+            }
+        })
+    }
+
+    /// Tries one setting after another. More memory, less context and a smaller reserve never turn a plan into none.
+    fn way_out(&self, ctx_tokens: u32, slots_fit: Option<u32>) -> WayOut {
+        let ok = |planner: Self, ctx_tokens: u32| planner.attempt(ctx_tokens).is_ok();
+        // A device as large as the setting is a simulated one, whose size the setting is.
+        let device_mib = if self.device.total == self.settings.vram {
+            u32::try_from(MEMORY_MIB_MAX).unwrap_or(u32::MAX)
+        } else {
+            let device = self.device.total.saturating_sub(self.device.used_by_others);
+            let most = self.device.os_budget.map_or(device, |os_budget| os_budget.min(device));
+            u32::try_from(most.0 / MIB).unwrap_or(u32::MAX)
+        };
+        let vram_ok = |mib: u32| ok(Self { limit: Bytes::mib(mib.into()), ..*self }, ctx_tokens);
+        let vram_mib = vram_ok(device_mib).then(|| u64::from(largest_fitting(device_mib, |mib| !vram_ok(mib))) + 1);
+        let asked = if let ExpertCache::Slots(asked) = self.expert_cache { Some(asked) } else { None };
+        let slots_ok = |slots| ok(Self { expert_cache: ExpertCache::Slots(slots), ..*self }, ctx_tokens);
+        // As many as fit can be lent from, or own buffers must fit beside them: then fewer are better.
+        let slots = asked.and_then(|asked| {
+            let most = slots_fit.unwrap_or(asked.saturating_sub(1));
+            if most > 0 && slots_ok(most) { Some(most) } else { Some(largest_fitting(most, slots_ok)).filter(|&slots| slots > 0) }
+        });
+        let reserve_ok = |mib: u32| ok(Self { asked_reserve: Some(Bytes::mib(mib.into())), ..*self }, ctx_tokens);
+        let reserve_mib = self.asked_reserve.filter(|_| reserve_ok(0)).map(|reserve| {
+            let limit = u32::try_from(reserve.0 / MIB).unwrap_or(u32::MAX);
+            u64::from(largest_fitting(limit, reserve_ok))
+        });
+        let shorter = largest_fitting(ctx_tokens - 1, |shorter| ok(*self, shorter));
+        WayOut {
+            vram_mib,
+            ctx_tokens: (shorter >= CONTEXT_ADVISED_MIN).then_some(shorter),
+            kv_q8_0: self.kv_format != KvFormat::Q8_0 && ok(Self { kv_format: KvFormat::Q8_0, ..*self }, ctx_tokens),
+            slots,
+            reserve_mib,
+        }
+    }
+
+    fn attempt(&self, ctx_tokens: u32) -> Result<Plan, Shortage> {
+        let budget = self.limit.checked_sub(self.reserve()).filter(|budget| *budget > Bytes::ZERO).ok_or(Shortage::Reserve)?;
         let resident = self.resident(ctx_tokens);
         let slot_bytes = self.weights.slot_bytes();
         let fixed = resident.total_without_head + resident.head;
-        let room = self.budget.checked_sub(fixed + slot_bytes).map(|left| left + slot_bytes).ok_or_else(|| {
-            let needed = fixed + slot_bytes;
-            let way_out = if self.settings.vram_reserve.is_some() { needed + self.reserve } else { Bytes(needed.0 + needed.0 / 15 + 1) };
-            let way_out_mib = way_out.0.div_ceil(MIB);
-            PlanError::ResidentTooLarge { needed, budget: self.budget, reserve: self.reserve, ctx_tokens, way_out_mib }
-        })?;
+        let room = budget.checked_sub(fixed).filter(|room| *room >= slot_bytes).ok_or(Shortage::Resident { needed: fixed + slot_bytes })?;
         let (slots, slots_decided_by) = self.slots(room, slot_bytes)?;
         let arena = |slots: u32| if self.settings.head_alias { resident.head + slot_bytes * u64::from(slots - 1) } else { Bytes::ZERO };
         let prompt = self.prompt(room, slot_bytes, slots, ctx_tokens, arena(slots));
@@ -312,8 +350,10 @@ impl Planner<'_> {
         };
         let chunk = prompt.kept_head_chunk.max(alias_chunk);
         if chunk == 0 {
-            let left = (slot_bytes * u64::from(slots - 1)).max(arena(slots));
-            return Err(PlanError::NoPromptRoom { needed: self.prompt_bytes(1), left });
+            let spare = room.saturating_sub(slot_bytes * u64::from(slots));
+            let lendable = slot_bytes * u64::from(slots_lent_at_most(slots));
+            let left = spare.max(lendable).max(arena(slots));
+            return Err(Shortage::PromptRoom { needed: self.prompt_bytes(1), left });
         }
         let slots_total = slot_bytes * u64::from(slots);
         let common = vec![
@@ -328,8 +368,9 @@ impl Planner<'_> {
         prefill.extend(self.prefill_owners(&prompt, alias_chunk, slot_bytes, resident.head));
         Ok(Plan {
             limit_bytes: self.limit,
-            reserve_bytes: self.reserve,
-            budget_bytes: self.budget,
+            limit_decided_by: self.limit_decided_by,
+            reserve_bytes: self.reserve(),
+            budget_bytes: budget,
             ctx_tokens,
             kv_format: self.kv_format,
             exact: self.exact,
@@ -348,7 +389,11 @@ impl Planner<'_> {
             block: chunk,
             decode: PhaseBytes::new(decode),
             prefill: PhaseBytes::new(prefill),
-            slots_decided_by: if slots == prompt.slots_before { slots_decided_by } else { "half of the room left, beside prompt buffers of their own" },
+            slots_decided_by: if slots == prompt.slots_before {
+                slots_decided_by
+            } else {
+                "the budget, beside prompt buffers of their own"
+            },
             prompt_decided_by: prompt.decided_by,
         })
     }
@@ -381,24 +426,25 @@ impl Planner<'_> {
         let kv = ModelWeights::kv_bytes(self.shape, self.kv_format, ctx_tokens);
         let nowhere = ResidentAddrs { dense: Addr(0), kv: Addr(0), n_ctx: ctx_tokens, kv_format: self.kv_format };
         let forward = Forward { shape: self.shape, weights: self.weights, resident: nowhere, exact: self.exact };
-        let nodes = forward.window_trunk(Addr(0), &window, WINDOW_ROWS).len() + forward.window_head(Addr(0), &window, WINDOW_ROWS, Addr(0)).len();
+        let nodes =
+            forward.window_trunk(Addr(0), &window, WINDOW_ROWS).len() + forward.window_head(Addr(0), &window, WINDOW_ROWS, Addr(0)).len();
         let graphs = self.device.graph_node_bytes * nodes as u64;
         let head = self.weights.head.bytes.align_up(DEVICE_ALIGN);
         let total_without_head = self.weights.dense_bytes + kv + window.bytes + graphs;
         Resident { kv, window: window.bytes, graphs, head, total_without_head }
     }
 
-    fn slots(&self, room: Bytes, slot_bytes: Bytes) -> Result<(u32, &'static str), PlanError> {
-        let fit = room.0 / slot_bytes.0;
+    fn slots(&self, room: Bytes, slot_bytes: Bytes) -> Result<(u32, &'static str), Shortage> {
         let routed = self.shape.n_routed_experts();
-        match self.settings.expert_cache {
-            ExpertCache::Slots(asked) if u64::from(asked.min(routed)) > fit => {
-                Err(PlanError::SlotsTooMany { asked, needed: slot_bytes * u64::from(asked), left: room, fit })
+        let fit = u32::try_from(room.0 / slot_bytes.0).unwrap_or(u32::MAX);
+        match self.expert_cache {
+            ExpertCache::Slots(asked) if asked.min(routed) > fit => {
+                Err(Shortage::Slots { asked, needed: slot_bytes * u64::from(asked.min(routed)), left: room, fit })
             }
             ExpertCache::Slots(asked) if asked >= routed => Ok((routed, "the model's experts: every one has a slot")),
-            ExpertCache::Slots(asked) => Ok((asked, "--expert-cache")),
-            ExpertCache::Auto if fit >= u64::from(routed) => Ok((routed, "the model's experts: every one has a slot")),
-            ExpertCache::Auto => Ok((u32::try_from(fit).unwrap_or(routed), "the budget")),
+            ExpertCache::Slots(asked) => Ok((asked.max(1), "--expert-cache")),
+            ExpertCache::Auto if fit >= routed => Ok((routed, "the model's experts: every one has a slot")),
+            ExpertCache::Auto => Ok((fit, "the budget")),
         }
     }
 
@@ -426,16 +472,41 @@ impl Planner<'_> {
         if self.largest_chunk(PromptRoom::single(alias_arena), ctx_tokens) >= wanted {
             return choice(PromptMemory::None, 0, slots, "too few slots to lend: prompts are read with the head lent");
         }
-        let fewer = if self.settings.expert_cache == ExpertCache::Auto { (slots / 2).max(1) } else { slots };
-        for slots_now in [fewer, 1.min(fewer)] {
-            let owned_room = room.saturating_sub(slot_bytes * u64::from(slots_now));
-            let chunk = self.largest_chunk(PromptRoom::single(owned_room), ctx_tokens);
-            if chunk > 0 {
-                let memory = PromptMemory::Owned { bytes: self.prompt_bytes(chunk) };
-                return choice(memory, chunk, slots_now, "too few slots to lend: prompt buffers are owned");
-            }
+        if self.expert_cache != ExpertCache::Auto {
+            // A number of slots that was asked for is kept, so prompts take of them what they must.
+            let slots_max = slots_lent_at_most(slots);
+            let chunk = self.largest_chunk(PromptRoom::single(slot_bytes * u64::from(slots_max)), ctx_tokens);
+            return if owned_chunk >= chunk.max(1) {
+                let memory = PromptMemory::Owned { bytes: self.prompt_bytes(owned_chunk) };
+                choice(memory, owned_chunk, slots, "VRAM beyond the slots is free: prompt buffers are owned")
+            } else if chunk > 0 {
+                choice(PromptMemory::Loan { slots_max }, chunk, slots, "--expert-cache is small: up to nine slots in ten are lent")
+            } else {
+                choice(PromptMemory::None, 0, slots, "no room for prompt buffers while the head is kept")
+            };
         }
-        choice(PromptMemory::None, 0, slots, "no room for prompt buffers while the head is kept")
+        self.shared_with_owned(room, slot_bytes, slots, ctx_tokens)
+    }
+
+    /// Owned prompt buffers in about half of what `slots` would take; what they leave goes to slots again.
+    fn shared_with_owned(&self, room: Bytes, slot_bytes: Bytes, slots: u32, ctx_tokens: u32) -> PromptChoice {
+        let slots_in = |bytes: Bytes| u32::try_from(bytes.0 / slot_bytes.0).unwrap_or(slots).min(slots);
+        let wanted = LOAN_CHUNK_MIN.min(self.chunk_limit(ctx_tokens));
+        let fewer = (slots / 2).min(slots_in(room.saturating_sub(self.prompt_bytes(wanted)))).max(1);
+        let chunk = self.largest_chunk(PromptRoom::single(room.saturating_sub(slot_bytes * u64::from(fewer))), ctx_tokens);
+        let choice = |memory, slots_now, decided_by| PromptChoice {
+            memory,
+            kept_head_chunk: chunk,
+            slots: slots_now,
+            slots_before: slots,
+            decided_by,
+        };
+        if chunk == 0 {
+            return choice(PromptMemory::None, slots, "no room for prompt buffers while the head is kept");
+        }
+        let bytes = self.prompt_bytes(chunk);
+        let slots_now = slots_in(room.saturating_sub(bytes)).max(1);
+        choice(PromptMemory::Owned { bytes }, slots_now, "too few slots to lend: prompt buffers are owned")
     }
 
     fn chunk_limit(&self, ctx_tokens: u32) -> u32 {
@@ -443,7 +514,7 @@ impl Planner<'_> {
             ChunkSetting::Tokens(tokens) => tokens,
             ChunkSetting::Auto { max } => max.unwrap_or(AUTO_CHUNK_MAX),
         }
-        .min(ctx_tokens)
+        .clamp(1, ctx_tokens)
     }
 
     fn prompt_bytes(&self, chunk: u32) -> Bytes {
@@ -470,17 +541,27 @@ struct PromptChoice {
 #[must_use]
 pub fn lendable_slots(slots: u32, n_routed_experts: u32) -> u32 {
     let keep = KEPT_SLOTS.min(n_routed_experts.div_ceil(4));
+    slots_lent_at_most(slots).min(slots.saturating_sub(keep))
+}
+
+/// 90 % of the slots, and never all of them.
+fn slots_lent_at_most(slots: u32) -> u32 {
     let share = u64::from(slots) * LENT_SHARE_PERCENT / 100;
-    u32::try_from(share).unwrap_or(slots).min(slots.saturating_sub(keep))
+    u32::try_from(share).unwrap_or(slots).min(slots.saturating_sub(1))
 }
 
 /// Contexts to try, longest first: 131,072 down to 8,192 within the model's own; a model with less starts at its own and halves
 /// down to 512.
 fn context_ladder(n_ctx_train: u32) -> Vec<u32> {
-    if n_ctx_train < 8192 {
-        return std::iter::successors(Some(n_ctx_train), |&tokens| (tokens / 2 >= 512).then_some(tokens / 2)).collect();
+    if n_ctx_train < CONTEXT_LADDER_END {
+        return halved(n_ctx_train);
     }
-    [131_072, 65_536, 32_768, 16_384, 8192].into_iter().filter(|&tokens| tokens <= n_ctx_train).collect()
+    [131_072, 65_536, 32_768, 16_384, CONTEXT_LADDER_END].into_iter().filter(|&tokens| tokens <= n_ctx_train).collect()
+}
+
+/// `tokens`, half of it, and so on down to 512.
+fn halved(tokens: u32) -> Vec<u32> {
+    std::iter::successors(Some(tokens), |&tokens| (tokens / 2 >= 512).then_some(tokens / 2)).collect()
 }
 
 /// The largest number from 1 to `limit` that fits, where everything below a fitting number fits; 0 where none does.

@@ -13,8 +13,8 @@ impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "memory plan: {} of {} after a reserve of {}; context {} tokens, KV {:?}",
-            self.budget_bytes, self.limit_bytes, self.reserve_bytes, self.ctx_tokens, self.kv_format
+            "memory plan: {} of {} ({}) after a reserve of {}; context {} tokens, KV {:?}",
+            self.budget_bytes, self.limit_bytes, self.limit_decided_by, self.reserve_bytes, self.ctx_tokens, self.kv_format
         )?;
         write_phase(f, "decode", &self.decode)?;
         write_phase(f, "prefill", &self.prefill)?;
