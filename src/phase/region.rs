@@ -7,6 +7,8 @@
 //! The slab never moves and nothing in it is freed; only ownership changes. A [`Loan`] is a suffix of the slab, with or without the
 //! head's range at its end. It cannot be copied and must be handed back to [`Regions::take_back`].
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use thiserror::Error;
 
 use crate::backend::{Addr, AddrRange};
@@ -63,6 +65,7 @@ pub struct LoanRequest {
 #[derive(Debug)]
 #[must_use = "a loan must be given back"]
 pub struct Loan {
+    slab: u64,
     serial: u64,
     first_slot: u32,
     n_slots: u32,
@@ -108,6 +111,8 @@ pub struct Lease {
 /// Ownership of all ranges of one slab.
 #[derive(Debug)]
 pub struct Regions {
+    /// Tells the slabs of a process apart: devices may use the same addresses.
+    id: u64,
     base: Addr,
     slot_bytes: Bytes,
     n_slots: u32,
@@ -121,7 +126,9 @@ impl Regions {
     /// Books for a slab at `base` with everything owned by decode.
     #[must_use]
     pub fn new(base: Addr, slot_bytes: Bytes, n_slots: u32, head_bytes: Bytes) -> Self {
-        Self { base, slot_bytes, n_slots, head_bytes, generation: 1, loans_made: 0, out: None }
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        Self { id, base, slot_bytes, n_slots, head_bytes, generation: 1, loans_made: 0, out: None }
     }
 
     /// Where a slot lies.
@@ -190,6 +197,7 @@ impl Regions {
         self.loans_made += 1;
         self.out = Some((self.loans_made, lent));
         Ok(Loan {
+            slab: self.id,
             serial: self.loans_made,
             first_slot,
             n_slots: self.n_slots,
@@ -205,7 +213,7 @@ impl Regions {
     /// [`RegionError::ForeignLoan`] where it is not the loan that is out.
     pub fn take_back(&mut self, loan: Loan) -> Result<(), RegionError> {
         let expected = self.out.map(|(serial, _)| serial);
-        if expected != Some(loan.serial) {
+        if loan.slab != self.id || expected != Some(loan.serial) {
             return Err(RegionError::ForeignLoan { found: loan.serial, expected });
         }
         self.out = None;
@@ -223,6 +231,8 @@ impl Regions {
 mod tests {
     //! Goal: no byte has two owners and every loan comes home. Method: one slab of four slots and a head, asked for loans of all
     //! kinds.
+    use proptest::prelude::*;
+
     use super::*;
 
     fn slab() -> Regions {
@@ -292,5 +302,73 @@ mod tests {
         assert!(regions.honours(&first));
         regions.take_back(loan).expect("the loan that is out");
         assert!(regions.honours(&head));
+    }
+
+    #[test]
+    fn the_loan_of_another_slab_is_refused_though_its_number_is_right() {
+        let (mut regions, mut other) = (slab(), slab());
+        let own = regions.lend(request(0x100, true)).expect("fits");
+        let foreign = other.lend(request(0x100, true)).expect("fits");
+        assert!(matches!(regions.take_back(foreign), Err(RegionError::ForeignLoan { found: 1, expected: Some(1) })));
+        assert!(!regions.all_home(), "its own loan is still out");
+        regions.take_back(own).expect("the loan that is out");
+    }
+
+    /// A byte of the slab, as a range.
+    fn byte(at: u64) -> AddrRange {
+        AddrRange { start: Addr(0x1000 + at), bytes: Bytes(1) }
+    }
+
+    proptest! {
+        #[test]
+        fn no_byte_has_two_owners_and_every_loan_comes_home(
+            n_slots in 1u32..9,
+            head_bytes in 0u64..40,
+            steps in prop::collection::vec((0u64..120, any::<bool>(), 0u32..4, any::<bool>()), 1..40),
+        ) {
+            const SLOT: u64 = 8;
+            let mut regions = Regions::new(Addr(0x1000), Bytes(SLOT), n_slots, Bytes(head_bytes));
+            let slab_bytes = SLOT * u64::from(n_slots) + head_bytes;
+            let leases: Vec<Lease> = (0..n_slots).map(|slot| regions.lease(regions.slot(SlotId(slot)))).chain([regions.lease(regions.head())]).collect();
+            let mut out: Option<Loan> = None;
+            for (bytes, with_head, keep_slots, give_back) in steps {
+                if give_back && let Some(loan) = out.take() {
+                    regions.take_back(loan).expect("the loan that is out");
+                    prop_assert!(regions.all_home() && leases.iter().all(|lease| regions.honours(lease)));
+                }
+                let lent_before = out.is_some();
+                match regions.lend(LoanRequest { bytes: Bytes(bytes), with_head, keep_slots }) {
+                    Ok(loan) => {
+                        prop_assert!(!lent_before);
+                        prop_assert_eq!(loan.arena().bytes, Bytes(bytes));
+                        let room = if with_head { head_bytes } else { 0 };
+                        let lent = loan.slots().len() as u64;
+                        prop_assert!(lent * SLOT + room >= bytes && (lent == 0 || (lent - 1) * SLOT + room < bytes), "the fewest slots");
+                        prop_assert!(lent <= u64::from(n_slots.saturating_sub(keep_slots)));
+                        out = Some(loan);
+                    }
+                    Err(RegionError::AlreadyLent) => prop_assert!(lent_before),
+                    Err(RegionError::TooLarge { needed, lendable }) => prop_assert!(!lent_before && needed > lendable),
+                    Err(other) => prop_assert!(false, "{other}"),
+                }
+                // Byte by byte: what the loan holds is the prompt's, all else is decode's.
+                let lent_slots = out.as_ref().map_or(0, |loan| loan.slots().len() as u64);
+                let head_lent = out.as_ref().is_some_and(Loan::includes_head);
+                for at in 0..slab_bytes {
+                    let in_head = at >= SLOT * u64::from(n_slots);
+                    let lent = if in_head { head_lent } else { at >= SLOT * (u64::from(n_slots) - lent_slots) };
+                    prop_assert_eq!(regions.owner(byte(at)) == Owner::Prompt, lent, "byte {}", at);
+                }
+                if let Some(loan) = &out {
+                    let arena = loan.arena();
+                    let all_lent = (0..arena.bytes.0).all(|at| regions.owner(byte(arena.start.0 - 0x1000 + at)) == Owner::Prompt);
+                    prop_assert!(all_lent, "the arena lies within what is lent");
+                    let untouched = leases.iter().filter(|lease| !lease.range.overlaps(arena));
+                    for lease in untouched {
+                        prop_assert_eq!(regions.honours(lease), regions.owner(lease.range) == Owner::Decode);
+                    }
+                }
+            }
+        }
     }
 }

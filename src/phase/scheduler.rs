@@ -9,13 +9,23 @@
 //! A transition out of order is refused and changes nothing. The head can be reached only through [`Scheduler::decode`], whose
 //! witness exists only in Decode, or through [`Scheduler::kept_head`] with a loan that left it alone:
 //!
-//! ```compile_fail
+//! ```compile_fail,E0502
 //! # use ebbtide::{backend::Backend, phase::{Scheduler, HeadRef}, experts::Experts};
 //! fn head_while_lending<B: Backend>(scheduler: &mut Scheduler<B>, experts: &mut Experts<B>, stream: &B::Stream) {
 //!     let head = scheduler.decode().unwrap().head(stream).unwrap();
 //!     let request = ebbtide::phase::region::LoanRequest { bytes: Default::default(), with_head: true, keep_slots: 1 };
 //!     let loan = scheduler.lend(request, experts, stream).unwrap(); // the head is still borrowed
 //!     println!("{:?}", head.range());
+//! }
+//! ```
+//! The same lines compile once the head is let go before the loan is made:
+//! ```
+//! # use ebbtide::{backend::Backend, phase::{Scheduler, HeadRef}, experts::Experts};
+//! fn head_while_lending<B: Backend>(scheduler: &mut Scheduler<B>, experts: &mut Experts<B>, stream: &B::Stream) {
+//!     let head = scheduler.decode().unwrap().head(stream).unwrap();
+//!     println!("{:?}", head.range());
+//!     let request = ebbtide::phase::region::LoanRequest { bytes: Default::default(), with_head: true, keep_slots: 1 };
+//!     let loan = scheduler.lend(request, experts, stream).unwrap();
 //! }
 //! ```
 
@@ -25,8 +35,8 @@ use thiserror::Error;
 
 use crate::backend::{Addr, AddrRange, Backend, BackendError, Copy, DeviceMemory, Direction};
 use crate::experts::Experts;
-use crate::phase::region::{Lease, Loan, LoanRequest, RegionError, Regions};
 use crate::phase::Plan;
+use crate::phase::region::{Lease, Loan, LoanRequest, Owner, RegionError, Regions};
 use crate::settings::Refill;
 use crate::units::{Bytes, SlotId};
 
@@ -214,9 +224,10 @@ impl<B: Backend> Scheduler<B> {
     /// The head beside a loan that left it with decode, for work on `stream`.
     ///
     /// # Errors
-    /// [`PhaseError::OutOfOrder`] where the loan includes the head.
+    /// [`PhaseError::OutOfOrder`] while the head is lent, by this loan or by one that was not shown.
     pub fn kept_head<'a>(&'a self, loan: Option<&'a Loan>, stream: &B::Stream) -> Result<HeadRef<'a>, PhaseError> {
-        if loan.is_some_and(Loan::includes_head) {
+        let lent = self.regions.owner(self.regions.head()) == Owner::Prompt;
+        if lent || loan.is_some_and(Loan::includes_head) {
             return Err(PhaseError::OutOfOrder { call: "kept_head", phase: self.phase });
         }
         self.backend.wait(stream, &self.head_arrived)?;
@@ -255,14 +266,16 @@ impl<B: Backend> Scheduler<B> {
     /// [`Refill::Strict`] it waits for all of them.
     ///
     /// # Errors
-    /// [`PhaseError::OutOfOrder`] outside Prefill; the backend's.
+    /// [`PhaseError::OutOfOrder`] outside Prefill and [`RegionError::ForeignLoan`] for the loan of another scheduler change nothing here;
+    /// the backend's.
     pub fn restore(&mut self, loan: Loan, experts: &mut Experts<B>, stream: &B::Stream, refill: Refill) -> Result<(), PhaseError> {
         if self.phase != Phase::Prefill {
             return Err(PhaseError::OutOfOrder { call: "restore", phase: self.phase });
         }
-        self.phase = Phase::Restoring;
         let (with_head, arena) = (loan.includes_head(), loan.arena());
+        // The books refuse a loan that is not theirs; the phase stays as it was then.
         self.regions.take_back(loan)?;
+        self.phase = Phase::Restoring;
         self.backend.discard(stream, arena)?;
         self.backend.record(stream, &self.prompt_done)?;
         if with_head {
