@@ -23,15 +23,15 @@ pub use error::EngineError;
 pub use start::read_device_budget;
 
 use crate::backend::{AddrRange, Backend, DeviceMemory};
-use crate::experts::Experts;
 use crate::experts::ExpertCounters;
+use crate::experts::Experts;
 use crate::model::Model;
 use crate::model::forward::{Forward, ResidentAddrs};
 use crate::model::layout::{PromptLayout, PromptRoom, PromptSize};
-use crate::phase::plan::{self, Plan};
+use crate::phase::Scheduler;
+use crate::phase::plan::{self, Plan, PromptMemory};
 use crate::phase::region::{Loan, LoanRequest};
 use crate::phase::scheduler::PhaseCounters;
-use crate::phase::Scheduler;
 use crate::settings::EngineSettings;
 use crate::units::{Bytes, TokenId};
 use decode::Windows;
@@ -336,11 +336,10 @@ impl<B: Backend> Engine<B> {
         let n_layer = u64::from(self.model.shape.n_layer);
         let total = tokens.len() as u64 * n_layer;
         let mut rows_done = 0;
-        for block in tokens.chunks(place.layout.size.block as usize) {
+        for block in way::levelled(tokens, place.layout.size.block) {
             let mut on_rows = |rows| on_event(Event::Reading { done: rows_done + rows, total });
             let position = self.sequence.len();
-            let read =
-                reader.read_block(block, position, &self.embedding, &self.scheduler, &mut self.experts, &mut on_rows)?;
+            let read = reader.read_block(block, position, &self.embedding, &self.scheduler, &mut self.experts, &mut on_rows)?;
             if read.is_break() {
                 return Ok(ControlFlow::Break(()));
             }
@@ -359,8 +358,7 @@ impl<B: Backend> Engine<B> {
     fn window(&mut self, token: TokenId, logits: Option<&mut Vec<f32>>) -> Result<(), EngineError> {
         let position = self.sequence.len();
         let wants_logits = logits.is_some();
-        let routes =
-            self.windows.run(token, position, &self.embedding, &self.scheduler, &mut self.experts, &self.compute, logits)?;
+        let routes = self.windows.run(token, position, &self.embedding, &self.scheduler, &mut self.experts, &self.compute, logits)?;
         self.sequence.extend(&[token]);
         self.experts.note_window(&routes.experts, &self.compute, self.scheduler.slot_range())?;
         if wants_logits {
@@ -410,7 +408,12 @@ impl<B: Backend> Engine<B> {
     ///
     /// # Errors
     /// As [`Engine::generate`]; [`EngineError::NoLogitsRoom`] where even one token at a time does not fit.
-    pub fn logits(&mut self, tokens: &[TokenId], on_event: &mut OnEvent<'_>, sink: &mut LogitsSink<'_>) -> Result<ControlFlow<()>, EngineError> {
+    pub fn logits(
+        &mut self,
+        tokens: &[TokenId],
+        on_event: &mut OnEvent<'_>,
+        sink: &mut LogitsSink<'_>,
+    ) -> Result<ControlFlow<()>, EngineError> {
         let ctx_tokens = self.plan.ctx_tokens;
         if tokens.is_empty() {
             return Err(EngineError::EmptyPrompt);
@@ -438,7 +441,10 @@ impl<B: Backend> Engine<B> {
 
     /// Slots that may be lent while the head is kept.
     fn lendable_slots(&self) -> u32 {
-        plan::lendable_slots(self.plan.slots, self.model.shape.n_routed_experts())
+        match self.plan.prompt_memory {
+            PromptMemory::Loan { slots_max } => slots_max,
+            PromptMemory::Owned { .. } | PromptMemory::None => 0,
+        }
     }
 
     fn note_free_memory(&mut self) {

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::phase::plan::{Plan, PromptMemory};
 use crate::settings::{AliasThreshold, EngineSettings};
-use crate::units::Bytes;
+use crate::units::{Bytes, MIB};
 
 /// Prompts of at most this many tokens may be read through windows.
 const WINDOW_READ_MAX: usize = 8;
@@ -60,11 +60,23 @@ pub struct Choice {
     pub reason: String,
 }
 
-/// Chunks of even size: as few as `chunk_max` allows, none of them a stub.
+/// The longest of the chunks that [`levelled`] cuts.
 #[must_use]
 pub fn levelled_chunk(tokens: usize, chunk_max: u32) -> u32 {
     let passes = tokens.div_ceil(chunk_max.max(1) as usize).max(1);
     u32::try_from(tokens.div_ceil(passes)).unwrap_or(chunk_max).max(1)
+}
+
+/// Cuts `items` into as few stretches as `most` allows. None differs from another by more than one item, so the longest has
+/// [`levelled_chunk`] items and the last is no stub.
+pub fn levelled<T>(items: &[T], most: u32) -> impl Iterator<Item = &[T]> {
+    let n_stretches = items.len().div_ceil(most.max(1) as usize);
+    let longer = items.len().checked_rem(n_stretches).unwrap_or(0);
+    let base = items.len().checked_div(n_stretches).unwrap_or(0);
+    (0..n_stretches).map(move |index| {
+        let start = index * base + index.min(longer);
+        &items[start..start + base + usize::from(index < longer)]
+    })
 }
 
 /// Bytes over the link for reading `tokens` in chunks of at most `chunk_max`.
@@ -94,6 +106,8 @@ impl Traffic<'_> {
         let head = if with_head { self.plan.head_bytes } else { Bytes::ZERO };
         let buffers = (self.model.prompt_bytes)(chunk);
         let lent = if lends { buffers.saturating_sub(head).0.div_ceil(self.plan.slot_bytes.0) } else { 0 };
+        // What goes to a spill is lent by no slot.
+        let lent = lent.min(u64::from(self.plan.slots.saturating_sub(1)));
         passes * self.absent(lent) * self.touched(chunk) + (lent * self.plan.slot_bytes.0 + head.0) as f64
     }
 
@@ -101,6 +115,22 @@ impl Traffic<'_> {
     fn windows(&self, tokens: usize) -> f64 {
         tokens as f64 * self.absent(0) * self.touched(1)
     }
+}
+
+/// The candidates with what each moves, for the log.
+fn compared(candidates: &[(Way, f64)]) -> String {
+    let parts: Vec<String> = candidates.iter().map(|(way, bytes)| format!("{way} {} MiB", grouped(bytes / MIB as f64))).collect();
+    format!("{} over the link", parts.join(", "))
+}
+
+/// A number with commas between thousands; small ones with a decimal.
+fn grouped(number: f64) -> String {
+    if number < 10.0 {
+        return format!("{number:.1}");
+    }
+    let digits = format!("{number:.0}");
+    let commas_before = |at: usize| at > 0 && (digits.len() - at).is_multiple_of(3);
+    digits.chars().enumerate().flat_map(|(at, digit)| commas_before(at).then_some(',').into_iter().chain([digit])).collect()
 }
 
 /// Chooses the way for a prompt of which `tokens` are to be read before the last one.
@@ -122,18 +152,24 @@ pub fn choose(plan: &Plan, model: ModelTraffic<'_>, settings: &EngineSettings, t
     let alias_allowed = plan.alias_chunk > 0 && settings.alias_min_tokens == AliasThreshold::Auto;
     // Deterministic runs read all but the last token through the prompt path, whatever it costs.
     let windows_allowed = !settings.deterministic && tokens < WINDOW_READ_MAX;
-    let candidates = [
+    let candidates: Vec<(Way, f64)> = [
         (plan.kept_head_chunk > 0).then(|| (Way::Loan, traffic.chunked(tokens, plan.kept_head_chunk, false, lends))),
         alias_allowed.then(|| (Way::Alias, traffic.chunked(tokens, plan.alias_chunk, true, true))),
         windows_allowed.then(|| (Way::Windows, traffic.windows(tokens))),
-    ];
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
     // The first of equals wins, so the head stays where lending it gains nothing.
-    let best = candidates.into_iter().flatten().reduce(|best, next| if next.1 < best.1 { next } else { best });
+    let best = candidates.iter().copied().reduce(|best, next| if next.1 < best.1 { next } else { best });
     match best {
-        Some((Way::Windows, bytes)) => windows(&format!("{:.1} MiB over the link, the least of all ways", bytes / 1048576.0)),
-        Some((way, bytes)) => {
-            let chunk = if way == Way::Alias { alias_chunk } else { levelled_chunk(tokens, plan.kept_head_chunk) };
-            Choice { way, chunk, reason: format!("{:.1} MiB over the link, the least of all ways", bytes / 1048576.0) }
+        Some((way, _)) => {
+            let chunk = match way {
+                Way::Loan => levelled_chunk(tokens, plan.kept_head_chunk),
+                Way::Alias => alias_chunk,
+                Way::Windows => 1,
+            };
+            Choice { way, chunk, reason: compared(&candidates) }
         }
         // Only a start with too little memory to read while the head is kept comes here, below its alias threshold.
         None if plan.alias_chunk > 0 => {
@@ -142,3 +178,7 @@ pub fn choose(plan: &Plan, model: ModelTraffic<'_>, settings: &EngineSettings, t
         None => windows("no room for prompt buffers"),
     }
 }
+
+#[cfg(test)]
+#[path = "way_tests.rs"]
+mod tests;
