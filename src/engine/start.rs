@@ -42,9 +42,7 @@ pub fn read_device_budget<B: Backend>(backend: &B) -> (DeviceBudget, Option<Stri
         borrow_spill: capabilities.borrow_spill,
     };
     match reading {
-        Ok(info) if sane(&info) => {
-            (budget(info.total, info.total.saturating_sub(info.free.unwrap_or(info.total)), info.os_budget), None)
-        }
+        Ok(info) if sane(&info) => (budget(info.total, info.total.saturating_sub(info.free.unwrap_or(info.total)), info.os_budget), None),
         Ok(MemoryInfo { free: None, total, os_budget }) => {
             let ours = Bytes(total.0 / 100 * SAFE_SHARE_PERCENT);
             let notice = format!(
@@ -54,12 +52,20 @@ pub fn read_device_budget<B: Backend>(backend: &B) -> (DeviceBudget, Option<Stri
             (budget(total, total - ours, os_budget), Some(notice))
         }
         Ok(info) => {
-            let notice = format!("the {} driver's reading of free memory ({:?}) is not believed: planning by our own books", capabilities.backend, info.free);
+            let notice = format!(
+                "the {} driver's reading of free memory ({:?}) is not believed: planning by our own books",
+                capabilities.backend, info.free
+            );
             (budget(info.total, Bytes::ZERO, info.os_budget), Some(notice))
         }
         Err(error) => {
+            // Not even the total is known; the largest allocation says how large the device is at least.
             let total = capabilities.max_allocation_bytes;
-            (budget(total, Bytes::ZERO, None), Some(format!("free memory cannot be read ({error}): planning by our own books")))
+            let ours = Bytes(total.0 / 100 * SAFE_SHARE_PERCENT);
+            let notice = format!(
+                "free memory cannot be read ({error}): planning with {ours}, {SAFE_SHARE_PERCENT} % of the largest allocation; set --vram-mib to decide otherwise"
+            );
+            (budget(total, total - ours, None), Some(notice))
         }
     }
 }
@@ -83,19 +89,18 @@ impl<B: Backend> Engine<B> {
         let weights = &model.weights;
         let compute = backend.create_stream()?;
         let store = ExpertStore::register(&*backend, &model.file, &model.shape, weights, settings.pin)?;
-        let (_, pageable) = store.pinned_and_pageable();
+        let (pinned, pageable) = store.pinned_and_pageable();
         if pageable > Bytes::ZERO {
-            let (pinned, pageable) = store.pinned_and_pageable();
-            notices.push(format!("pinned {pinned} of the model, {pageable} pageable"));
+            let reason = match settings.pin {
+                Some(most) => format!("--pin-mib allows {}, or the system refused more", most),
+                None => "the system refused more".to_owned(),
+            };
+            notices.push(format!("pinned host memory: {pinned} of the model, {pageable} pageable ({reason})"));
         }
         let dense = load_dense(&*backend, &store, weights, &compute, on_progress)?;
         let kv = backend.malloc(plan.kv_bytes, "KV cache")?;
-        let resident = ResidentAddrs {
-            dense: dense.range().start,
-            kv: kv.range().start,
-            n_ctx: plan.ctx_tokens,
-            kv_format: plan.kv_format,
-        };
+        let resident =
+            ResidentAddrs { dense: dense.range().start, kv: kv.range().start, n_ctx: plan.ctx_tokens, kv_format: plan.kv_format };
         let layout = WindowLayout::new(&model.shape, weights, plan.exact, WINDOW_ROWS);
         let window_buffer = backend.malloc(layout.bytes, "decode buffers")?;
         let owned_prompt = match plan.prompt_memory {
