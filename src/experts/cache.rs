@@ -165,6 +165,10 @@ impl ExpertCache {
 
 #[cfg(test)]
 mod tests {
+    //! Goal: the books always agree with each other and the policy follows use. Method: small caches with known counts, then random
+    //! sequences of everything that can happen to one.
+    use proptest::prelude::*;
+
     use super::*;
 
     fn expert(layer: u32, expert: u32) -> ExpertId {
@@ -205,5 +209,95 @@ mod tests {
         assert_eq!(swaps, [Swap { slot: SlotId(1), evicted: expert(0, 1), admitted: expert(0, 3) }]);
         let later: Vec<_> = (0..WINDOWS_PER_ROUND).flat_map(|_| cache.plan_swaps()).collect();
         assert!(later.is_empty(), "{later:?}");
+    }
+
+    #[test]
+    fn counts_decay_so_that_the_cache_follows_the_text() {
+        let mut cache = ExpertCache::new(1, 1, 3);
+        cache.initial_fill();
+        for _ in 0..100 {
+            cache.note_use(expert(0, 0));
+        }
+        // From now on the text uses another expert, once a window.
+        let mut windows = 0;
+        while cache.slot_of(expert(0, 2)).is_none() {
+            cache.note_use(expert(0, 2));
+            cache.plan_swaps();
+            windows += 1;
+            assert!(windows < 200, "the old favourite stays for ever");
+        }
+        assert!(windows > WINDOWS_PER_ROUND, "one window does not turn the cache over");
+    }
+
+    /// What may happen to a cache.
+    #[derive(Clone, Debug)]
+    enum Step {
+        Use(u32, u32),
+        Window,
+        Lend(u32),
+        Home,
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            6 => (0u32..3, 0u32..12).prop_map(|(layer, expert)| Step::Use(layer, expert)),
+            3 => Just(Step::Window),
+            1 => (0u32..20).prop_map(Step::Lend),
+            1 => Just(Step::Home),
+        ]
+    }
+
+    fn check_books(cache: &ExpertCache) {
+        for slot in (0..u32::try_from(cache.slots.len()).unwrap()).map(SlotId) {
+            if let Some(expert) = cache.expert_of(slot) {
+                assert_eq!(cache.slot_of(expert), Some(slot), "{slot:?} and {expert} disagree");
+            }
+        }
+        let with_slot =
+            (0..3).flat_map(|layer| (0..12).map(move |number| expert(layer, number))).filter(|&expert| cache.slot_of(expert).is_some());
+        assert_eq!(with_slot.count(), cache.n_resident(), "an expert has two slots or a slot two experts");
+    }
+
+    proptest! {
+        #[test]
+        fn a_slot_has_one_expert_and_an_expert_at_most_one_slot(n_slots in 1u32..40, steps in prop::collection::vec(step(), 1..200)) {
+            let mut cache = ExpertCache::new(n_slots, 3, 12);
+            let filled = cache.initial_fill();
+            prop_assert_eq!(filled.len(), n_slots.min(36) as usize);
+            for step in steps {
+                match step {
+                    Step::Use(layer, number) => cache.note_use(expert(layer, number)),
+                    Step::Window => {
+                        let before = cache.clone();
+                        let swaps = cache.plan_swaps();
+                        prop_assert!(swaps.len() <= SWAPS_PER_ROUND);
+                        for swap in swaps {
+                            prop_assert_eq!(before.slot_of(swap.evicted), Some(swap.slot));
+                            prop_assert_eq!(before.slot_of(swap.admitted), None);
+                            prop_assert_eq!(cache.expert_of(swap.slot), Some(swap.admitted));
+                            let count = |expert| before.counts[before.index(expert)];
+                            prop_assert!(count(swap.admitted) >= count(swap.evicted) + SWAP_MARGIN, "a swap must pay");
+                        }
+                    }
+                    Step::Lend(slots) => {
+                        for slot in n_slots.saturating_sub(slots).max(1)..n_slots {
+                            cache.withdraw(SlotId(slot));
+                            prop_assert_eq!(cache.expert_of(SlotId(slot)), None);
+                        }
+                    }
+                    Step::Home => {
+                        let picks = cache.refill();
+                        let heat: Vec<f32> = picks.iter().map(|&(_, expert)| cache.counts[cache.index(expert)]).collect();
+                        prop_assert!(heat.is_sorted_by(|a, b| a >= b), "hottest first");
+                        prop_assert!(picks.is_sorted_by(|a, b| a.0.0 < b.0.0), "lowest slot first");
+                        prop_assert_eq!(cache.n_resident(), n_slots.min(36) as usize, "nothing stays empty that could be filled");
+                        let coldest = heat.last().copied().unwrap_or(f32::MAX);
+                        let left_out = (0..36).filter(|&index| cache.slot_of[index].is_none()).map(|index| cache.counts[index]);
+                        prop_assert!(left_out.fold(0.0, f32::max) <= coldest, "nobody hotter was left out");
+                    }
+                }
+                check_books(&cache);
+            }
+        }
     }
 }

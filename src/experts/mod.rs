@@ -49,6 +49,8 @@ pub struct Experts<B: Backend> {
     copy_stream: B::Stream,
     arrivals: Vec<B::Event>,
     refilling: Vec<Refilling>,
+    /// For each slot, whether it is in `refilling`.
+    on_the_way: Vec<bool>,
     counters: ExpertCounters,
 }
 
@@ -73,6 +75,7 @@ impl<B: Backend> Experts<B> {
             table,
             arrivals,
             refilling: Vec::new(),
+            on_the_way: vec![false; n_slots as usize],
             counters: ExpertCounters::default(),
         })
     }
@@ -104,8 +107,7 @@ impl<B: Backend> Experts<B> {
     #[must_use]
     pub fn resident(&self, expert: ExpertId, slot_range: impl Fn(SlotId) -> AddrRange) -> Option<ExpertAddrs> {
         let slot = self.cache.slot_of(expert)?;
-        let arrived = !self.refilling.iter().any(|refilling| refilling.slot == slot);
-        arrived.then(|| self.slot_layout(expert).addrs(slot_range(slot).start))
+        (!self.on_the_way[slot.0 as usize]).then(|| self.slot_layout(expert).addrs(slot_range(slot).start))
     }
 
     /// Takes the experts out of `slots`, which are about to be lent: their records point to host memory once `stream` gets there.
@@ -118,6 +120,7 @@ impl<B: Backend> Experts<B> {
                 // A copy on its way would land in the prompt buffers.
                 self.backend.synchronise_event(&self.arrivals[slot.0 as usize])?;
                 self.refilling.swap_remove(at);
+                self.on_the_way[slot.0 as usize] = false;
             }
             if let Some(expert) = self.cache.withdraw(slot) {
                 self.table.set(expert, self.store.addrs(expert));
@@ -154,6 +157,7 @@ impl<B: Backend> Experts<B> {
             }
             if wait || self.backend.is_done(event)? {
                 self.table.set(expert, self.slot_layout(expert).addrs(slot_range(slot).start));
+                self.on_the_way[slot.0 as usize] = false;
                 arrived_any = true;
             } else {
                 self.refilling.push(Refilling { slot, expert });
@@ -234,6 +238,7 @@ impl<B: Backend> Experts<B> {
         self.slot_layouts[expert.layer as usize].copy(&*self.backend, &self.copy_stream, self.store.addrs(expert), place)?;
         self.backend.record(&self.copy_stream, &self.arrivals[slot.0 as usize])?;
         self.refilling.push(Refilling { slot, expert });
+        self.on_the_way[slot.0 as usize] = true;
         Ok(())
     }
 }

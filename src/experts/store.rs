@@ -20,7 +20,9 @@ pub enum StoreError {
     #[error(transparent)]
     Backend(#[from] BackendError),
     /// Memory beyond the pin budget cannot be read by this device.
-    #[error("{pageable} of the model are beyond the {pinned} that may be pinned, and the {backend} device reads pinned memory only: raise --pin-mib")]
+    #[error(
+        "{pageable} of the model are beyond the {pinned} that may be pinned, and the {backend} device reads pinned memory only: raise --pin-mib"
+    )]
     Unpinned {
         /// Bytes that would stay pageable.
         pageable: Bytes,

@@ -78,12 +78,8 @@ impl<B: Backend> ExpertTable<B> {
     /// # Errors
     /// The backend's.
     pub fn upload(&mut self, stream: &B::Stream) -> Result<()> {
-        let copy = Copy {
-            dst: self.device.start,
-            src: self.original.range().start,
-            bytes: self.device.bytes,
-            direction: Direction::ToDevice,
-        };
+        let copy =
+            Copy { dst: self.device.start, src: self.original.range().start, bytes: self.device.bytes, direction: Direction::ToDevice };
         self.backend.copy(stream, copy)?;
         self.backend.record(stream, &self.uploaded)?;
         self.backend.synchronise_event(&self.uploaded)
