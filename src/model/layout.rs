@@ -299,7 +299,8 @@ impl PromptSizes<'_> {
         carver.rewind(start);
         let expert_rows = carver.take("rows by expert", routes * 4);
         let expert_row_weights = carver.take("row weights", routes * 4);
-        let scratch = |layer: &crate::model::weights::LayerExperts| op::expert_scratch_bytes(&layer.shape(self.exact), counts.tile_rows.into());
+        let scratch =
+            |layer: &crate::model::weights::LayerExperts| op::expert_scratch_bytes(&layer.shape(self.exact), counts.tile_rows.into());
         let expert_scratch = carver.take("expert scratch", self.weights.experts.iter().map(scratch).max().unwrap_or(0));
         // The head reads normed and quantised rows of the mixer's scratch, so its own part lies behind those.
         carver.rewind(mixer.q.offset);
@@ -395,8 +396,7 @@ impl WindowLayout {
         let n = u64::from(n_rows);
         let routes = n * u64::from(shape.n_expert_used);
         let mut carver = Carver::default();
-        let scratch =
-            weights.experts.iter().map(|layer| op::expert_scratch_bytes(&layer.shape(exact), routes)).max();
+        let scratch = weights.experts.iter().map(|layer| op::expert_scratch_bytes(&layer.shape(exact), routes)).max();
         Self {
             n_rows,
             residual: carver.take("residual", n * u64::from(shape.n_embd) * 4),
@@ -423,6 +423,11 @@ impl WindowLayout {
     #[must_use]
     pub fn layer_table(&self, shape: &ModelShape, layer: u32) -> Part {
         let bytes = u64::from(shape.n_expert) * ExpertAddrs::BYTES as u64;
-        Part { name: "expert table", segment: Segment::Arena, offset: self.table.offset + Bytes(bytes * u64::from(layer)), bytes: Bytes(bytes) }
+        Part {
+            name: "expert table",
+            segment: Segment::Arena,
+            offset: self.table.offset + Bytes(bytes * u64::from(layer)),
+            bytes: Bytes(bytes),
+        }
     }
 }

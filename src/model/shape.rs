@@ -91,10 +91,21 @@ impl Reader<'_> {
     }
 
     fn refuse_rope_scaling(&self) -> Result<(), ModelError> {
-        match self.metadata.string_opt(&self.key("rope.scaling.type"))? {
-            None | Some("none") => Ok(()),
-            Some(kind) => Err(self.refuse("rope.scaling.type", kind, "this version has no rope scaling: use a file without it")),
+        let rule = "this version has no rope scaling: use a file without it";
+        let kind = self.metadata.string_opt(&self.key("rope.scaling.type"))?;
+        match kind {
+            Some("none") => return Ok(()),
+            Some(kind) => return Err(self.refuse("rope.scaling.type", kind, rule)),
+            None => {}
         }
+        // Older files say by how much and leave the kind, linear, unsaid. 0 and 1 mean not at all.
+        for name in ["rope.scaling.factor", "rope.scale_linear"] {
+            match self.metadata.f32_opt(&self.key(name))? {
+                None | Some(0.0 | 1.0) => {}
+                Some(factor) => return Err(self.refuse(name, factor, rule)),
+            }
+        }
+        Ok(())
     }
 }
 
@@ -129,10 +140,9 @@ impl ModelShape {
             0.0 => 1.0,
             scale => scale,
         };
-        let embedding = file.tensor("token_embd.weight").ok_or_else(|| ModelError::MissingTensor {
-            file: metadata.file().to_owned(),
-            tensor: "token_embd.weight".to_owned(),
-        })?;
+        let embedding = file
+            .tensor("token_embd.weight")
+            .ok_or_else(|| ModelError::MissingTensor { file: metadata.file().to_owned(), tensor: "token_embd.weight".to_owned() })?;
         let shape = Self {
             n_layer,
             n_embd,
@@ -143,7 +153,7 @@ impl ModelShape {
             n_expert: reader.size("expert_count")?,
             n_expert_used,
             n_ff,
-            n_vocab: u32::try_from(embedding.shape[0]).unwrap_or(u32::MAX),
+            n_vocab: embedding.shape.first().map_or(0, |&rows| u32::try_from(rows).unwrap_or(u32::MAX)),
             n_ctx_train: reader.size("context_length")?,
             rms_eps: reader.float("attention.layer_norm_rms_epsilon", None)?,
             rope_freq_base: reader.float("rope.freq_base", Some(10_000.0))?,
@@ -160,15 +170,24 @@ impl ModelShape {
             let rule = format!("the {} query heads must be a multiple of it", self.n_head);
             return Err(reader.refuse("attention.head_count_kv", self.n_head_kv, rule));
         }
+        if self.head_dim == 0 || !self.head_dim.is_multiple_of(32) {
+            return Err(reader.refuse("attention.key_length", self.head_dim, "it must be a multiple of 32, and at least 32"));
+        }
+        let product = |a: u32, b: u32| u64::from(a) * u64::from(b);
+        if product(self.n_head, self.head_dim) > u64::from(SIZE_MAX) {
+            let rule = format!("{} heads of that size make rows of more than {SIZE_MAX} numbers", self.n_head);
+            return Err(reader.refuse("attention.key_length", self.head_dim, rule));
+        }
+        if product(self.n_layer, self.n_expert) > u64::from(SIZE_MAX) {
+            let rule = format!("{} layers of as many make more than {SIZE_MAX}", self.n_layer);
+            return Err(reader.refuse("expert_count", self.n_expert, rule));
+        }
         if self.n_expert_used > self.n_expert {
             return Err(reader.refuse("expert_used_count", self.n_expert_used, format!("there are {} experts", self.n_expert)));
         }
         if self.n_rot > self.head_dim || !self.n_rot.is_multiple_of(2) {
             let rule = format!("it must be even and at most the head size {}", self.head_dim);
             return Err(reader.refuse("rope.dimension_count", self.n_rot, rule));
-        }
-        if !self.head_dim.is_multiple_of(32) {
-            return Err(reader.refuse("attention.key_length", self.head_dim, "it must be a multiple of 32"));
         }
         let value_length = reader.size_or("attention.value_length", self.head_dim)?;
         if value_length != self.head_dim {
@@ -177,11 +196,14 @@ impl ModelShape {
         if self.n_ff == 0 {
             return Err(reader.refuse("feed_forward_length", 0, "it must be at least expert_used_count"));
         }
-        if self.n_vocab > SIZE_MAX {
-            return Err(reader.refuse("vocab_size", self.n_vocab, format!("it must be at most {SIZE_MAX}")));
+        if !(1..=SIZE_MAX).contains(&self.n_vocab) {
+            return Err(reader.refuse("vocab_size", self.n_vocab, format!("it must be from 1 to {SIZE_MAX}")));
         }
-        if self.rms_eps < 0.0 || self.rope_freq_base <= 0.0 {
-            return Err(reader.refuse("rope.freq_base", self.rope_freq_base, "it and the epsilon of norms must be positive"));
+        if self.rms_eps < 0.0 {
+            return Err(reader.refuse("attention.layer_norm_rms_epsilon", self.rms_eps, "it must not be negative"));
+        }
+        if self.rope_freq_base <= 0.0 {
+            return Err(reader.refuse("rope.freq_base", self.rope_freq_base, "it must be positive"));
         }
         Ok(())
     }

@@ -170,12 +170,7 @@ impl Finder<'_> {
         let info = self.info(name)?;
         let wanted: Vec<u64> = wanted.iter().map(|&n| u64::from(n)).collect();
         if info.shape != wanted {
-            return Err(ModelError::TensorShape {
-                file: self.file_name(),
-                tensor: name.to_owned(),
-                found: info.shape.clone(),
-                wanted,
-            });
+            return Err(ModelError::TensorShape { file: self.file_name(), tensor: name.to_owned(), found: info.shape.clone(), wanted });
         }
         let size = |dimension: u64| u32::try_from(dimension).expect("checked against 32-bit sizes");
         let (rows, cols) = match info.shape.as_slice() {
