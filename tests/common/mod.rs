@@ -2,4 +2,5 @@
 #![allow(dead_code, reason = "every test program uses another part")]
 
 pub mod engine;
+pub mod rewrite;
 pub mod synthetic;
