@@ -226,6 +226,16 @@ pub enum AliasThreshold {
     Tokens(u32),
 }
 
+/// Prompts that may be read through windows, one token after another, where that moves the least over the link.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ShortRead {
+    /// Those of a few tokens.
+    #[default]
+    Auto,
+    /// Those of at most this many fresh tokens; 0: none.
+    Tokens(u32),
+}
+
 /// `auto` or a whole number, for types with just these two forms.
 macro_rules! auto_or_number {
     ($name:ident :: $number:ident, $unit:literal, $least:expr, $most:expr) => {
@@ -253,6 +263,7 @@ auto_or_number!(ContextSetting::Tokens, "tokens", 1, CONTEXT_TOKENS_MAX);
 auto_or_number!(ExpertCache::Slots, "slots", 1, SLOTS_MAX);
 auto_or_number!(BlockSetting::Tokens, "tokens", 1, CHUNK_TOKENS_MAX);
 auto_or_number!(AliasThreshold::Tokens, "tokens", 0, CONTEXT_TOKENS_MAX);
+auto_or_number!(ShortRead::Tokens, "tokens", 0, CONTEXT_TOKENS_MAX);
 
 impl FromStr for ChunkSetting {
     type Err = SettingError;
@@ -304,6 +315,8 @@ pub struct EngineSettings {
     pub head_alias: bool,
     /// When it is lent; without effect where `head_alias` is false.
     pub alias_min_tokens: AliasThreshold,
+    /// Which prompts may be read through windows; none where `deterministic`.
+    pub short_read: ShortRead,
     /// When the first window after a prompt may start.
     pub refill: Refill,
     /// What products do to their input rows.
@@ -328,6 +341,7 @@ impl Default for EngineSettings {
             chunk: ChunkSetting::default(),
             head_alias: false,
             alias_min_tokens: AliasThreshold::default(),
+            short_read: ShortRead::default(),
             refill: Refill::default(),
             activations: Activations::default(),
             deterministic: false,
@@ -393,6 +407,7 @@ mod tests {
         returns::<ExpertCache>(&["auto", "1", "40"]);
         returns::<BlockSetting>(&["auto", "512"]);
         returns::<AliasThreshold>(&["auto", "0", "32"]);
+        returns::<ShortRead>(&["auto", "0", "16"]);
         returns::<ChunkSetting>(&["auto", "auto:512", "1", "131072"]);
     }
 

@@ -10,7 +10,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 
 use crate::settings::{
     Activations, AliasThreshold, BlockSetting, CONTEXT_TOKENS_MAX, ChunkSetting, ContextSetting, DeviceSetting, ExpertCache, KvType,
-    MEMORY_MIB_MAX, Refill, SettingError, THREADS_MAX, WholeNumber,
+    MEMORY_MIB_MAX, Refill, SettingError, ShortRead, THREADS_MAX, WholeNumber,
 };
 
 const MODEL: &str = "Model";
@@ -270,7 +270,7 @@ pub struct MemoryArgs {
     #[arg(long, value_name = "FILE", hide = true)]
     pub expert_profile: Option<PathBuf>,
     /// How the cache is sized: exact counts head and graphs
-    #[arg(long, value_name = "exact|seed", default_value = "exact", value_parser = one_of(&["exact", "seed"]))]
+    #[arg(long, value_name = "exact|seed", default_value = "exact", value_parser = one_of(&["exact", "seed"]), hide = true)]
     pub cache_sizing: String,
     /// RAM for prefixes of earlier prompts.
     #[arg(long, value_name = "MIB", value_parser = whole(MEMORY_OR_NONE), hide = true)]
@@ -291,14 +291,14 @@ pub struct PromptArgs {
     #[arg(long, value_name = SWITCH, value_parser = switch, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false")]
     pub prefill_head_alias: bool,
     /// How the head's VRAM is lent
-    #[arg(long, value_name = "overlay|realloc", default_value = "overlay", value_parser = one_of(&["overlay", "realloc"]))]
+    #[arg(long, value_name = "overlay|realloc", default_value = "overlay", value_parser = one_of(&["overlay", "realloc"]), hide = true)]
     pub head_alias_mode: String,
     /// Fresh tokens from which the head is lent; auto compares predicted times, 0 always lends
     #[arg(long, value_name = "auto|N", default_value = "auto")]
     pub alias_min_tokens: AliasThreshold,
-    /// Prompts of up to N tokens go through windows; 0 is off
-    #[arg(long, value_name = "N", default_value = "0", value_parser = whole(SHORT_READ))]
-    pub short_read: u64,
+    /// Prompts of at most N tokens may be read one token after another, with nothing lent; 0 is never
+    #[arg(long, value_name = "auto|N", default_value = "auto")]
+    pub short_read: ShortRead,
     /// When writing may start after a prompt: lazy fills lent slots behind it
     #[arg(long, value_name = "lazy|strict", default_value = "lazy")]
     pub refill: Refill,
@@ -309,10 +309,10 @@ pub struct PromptArgs {
 #[command(next_help_heading = DRAFT)]
 pub struct DraftArgs {
     /// Most drafts a window, 0 to 7
-    #[arg(long, value_name = "auto|N", default_value = "auto", value_parser = draft_depth)]
+    #[arg(long, value_name = "auto|N", default_value = "auto", value_parser = draft_depth, hide = true)]
     pub spec: String,
     /// Who drafts
-    #[arg(long, value_name = "mtp|lookup|both|off", default_value = "off", value_parser = one_of(&["mtp", "lookup", "both", "off"]))]
+    #[arg(long, value_name = "mtp|lookup|both|off", default_value = "off", value_parser = one_of(&["mtp", "lookup", "both", "off"]), hide = true)]
     pub draft: String,
     /// As `--draft mtp`.
     #[arg(long, value_name = SWITCH, value_parser = switch, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false", hide = true)]
@@ -354,7 +354,7 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "R", value_parser = real(PENALTY))]
     pub frequency_penalty: Option<f32>,
     /// Last tokens that penalties look at; 0 is off [default: the model file's]
-    #[arg(long, value_name = "N", value_parser = whole(SHORT_READ))]
+    #[arg(long, value_name = "N", value_parser = whole(TOKENS))]
     pub penalty_last_n: Option<u64>,
 }
 
@@ -431,10 +431,11 @@ fn switch(text: &str) -> Result<bool, SettingError> {
 const FORM: &str = "a whole number";
 const MEMORY_OR_NONE: WholeNumber = WholeNumber { form: FORM, unit: "MiB", least: 0, most: MEMORY_MIB_MAX };
 const MEMORY_AT_LEAST_ONE: WholeNumber = WholeNumber { least: 1, ..MEMORY_OR_NONE };
-const SHORT_READ: WholeNumber = WholeNumber { form: FORM, unit: "tokens", least: 0, most: CONTEXT_TOKENS_MAX as u64 };
-const WRITTEN: WholeNumber = SHORT_READ;
+const TOKENS: WholeNumber = WholeNumber { form: FORM, unit: "tokens", least: 0, most: CONTEXT_TOKENS_MAX as u64 };
+/// More than any context holds is no fault: scripts always send their largest number, and the text ends where the context does.
+const WRITTEN: WholeNumber = WholeNumber { most: u32::MAX as u64, ..TOKENS };
 /// A piece has a token to predict from and one to predict.
-const PIECE: WholeNumber = WholeNumber { least: 2, ..SHORT_READ };
+const PIECE: WholeNumber = WholeNumber { least: 2, ..TOKENS };
 const PIECES: WholeNumber = WholeNumber { form: FORM, unit: "pieces", least: 1, most: u32::MAX as u64 };
 const TOP_K: WholeNumber = WholeNumber { form: FORM, unit: "candidates", least: 0, most: u32::MAX as u64 };
 const SEED: WholeNumber = WholeNumber { form: FORM, unit: "(64 bits)", least: 0, most: u64::MAX };

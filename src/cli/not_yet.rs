@@ -30,7 +30,6 @@ pub const NOT_YET: &[NotYet] = &[
         accepts: &["exact"],
         reason: "the cache is sized with head and graphs counted. Use --cache-sizing exact",
     },
-    NotYet { flag: "short-read", accepts: &["0"], reason: "short prompts take the prompt path too. Use --short-read 0" },
     NotYet { flag: "expert-profile", accepts: &[], reason: "the cache learns anew at each start. Leave the flag out" },
     NotYet { flag: "prefix-cache-mib", accepts: &["0"], reason: "each start reads one prompt. Leave the flag out" },
     NotYet { flag: "window-hashes", accepts: &[], reason: "windows are not hashed. Leave the flag out" },

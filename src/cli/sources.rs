@@ -146,6 +146,13 @@ impl Settings {
         self.0.iter().find(|setting| setting.name == name)
     }
 
+    /// Shows `value` as the default of a setting of which nobody said anything, where the program takes it from the machine.
+    pub fn assume(&mut self, name: &str, value: impl fmt::Display) {
+        if let Some(setting) = self.0.iter_mut().find(|setting| setting.name == name && setting.value.is_none()) {
+            setting.value = Some(value.to_string().into());
+        }
+    }
+
     /// As [`Settings::get`], where somebody said something.
     #[must_use]
     pub fn said(&self, name: &str) -> Option<&Setting> {
@@ -296,7 +303,8 @@ fn check_values(subcommand: &clap::Command, settings: &Settings) -> Result<(), S
         let (Some(value), Some(_)) = (&setting.value, arg.get_long()) else { continue };
         let alone = clap::Command::new("value").arg(arg.clone()).try_get_matches_from(["value".into(), assigned(&setting.name, value)]);
         if let Err(error) = alone {
-            let reason = std::error::Error::source(&error).map_or_else(|| "it has no value".to_owned(), ToString::to_string);
+            let nameless = if value.to_str().is_none() { "it is not UTF-8" } else { "it has no value" };
+            let reason = std::error::Error::source(&error).map_or_else(|| nameless.to_owned(), ToString::to_string);
             faults.push(format!("{setting}: {reason}"));
         }
     }

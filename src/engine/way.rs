@@ -8,11 +8,11 @@ use std::fmt;
 use serde::Serialize;
 
 use crate::phase::plan::{Plan, PromptMemory};
-use crate::settings::{AliasThreshold, EngineSettings};
+use crate::settings::{AliasThreshold, EngineSettings, ShortRead};
 use crate::units::{Bytes, MIB};
 
-/// Prompts of at most this many tokens may be read through windows.
-const WINDOW_READ_MAX: usize = 8;
+/// Prompts of at most this many tokens may be read through windows where the settings leave it open.
+const WINDOW_READ_TOKENS: u32 = 8;
 
 /// A way to read a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -79,7 +79,7 @@ pub fn levelled<T>(items: &[T], most: u32) -> impl Iterator<Item = &[T]> {
     })
 }
 
-/// Bytes over the link for reading `tokens` in chunks of at most `chunk_max`.
+/// Bytes over the link of each way of reading.
 struct Traffic<'a> {
     plan: &'a Plan,
     model: ModelTraffic<'a>,
@@ -150,8 +150,12 @@ pub fn choose(plan: &Plan, model: ModelTraffic<'_>, settings: &EngineSettings, t
     let traffic = Traffic { plan, model };
     let lends = matches!(plan.prompt_memory, PromptMemory::Loan { .. });
     let alias_allowed = plan.alias_chunk > 0 && settings.alias_min_tokens == AliasThreshold::Auto;
+    let short_read = match settings.short_read {
+        ShortRead::Auto => WINDOW_READ_TOKENS,
+        ShortRead::Tokens(tokens_max) => tokens_max,
+    };
     // Deterministic runs read all but the last token through the prompt path, whatever it costs.
-    let windows_allowed = !settings.deterministic && tokens < WINDOW_READ_MAX;
+    let windows_allowed = !settings.deterministic && tokens < short_read as usize;
     let candidates: Vec<(Way, f64)> = [
         (plan.kept_head_chunk > 0).then(|| (Way::Loan, traffic.chunked(tokens, plan.kept_head_chunk, false, lends))),
         alias_allowed.then(|| (Way::Alias, traffic.chunked(tokens, plan.alias_chunk, true, true))),
