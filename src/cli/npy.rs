@@ -2,11 +2,11 @@
 //!
 //! The file is format version 1.0: magic, version, a header padded so that the data starts at a multiple of 64 bytes, then rows in
 //! C order, little-endian. Rows go to a temporary file beside the target, which takes the target's name only when every row is
-//! there: a reader sees a whole matrix or none.
+//! there: a reader sees a whole matrix or none. A pipe or a device is written in place, for it must not be replaced.
 
 use std::ffi::OsString;
-use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
@@ -58,29 +58,38 @@ impl Classified for NpyError {
 /// A matrix on its way to a file. Life: [`NpyWriter::create`], then [`NpyWriter::write_row`] for each row, then
 /// [`NpyWriter::finish`]; dropped before that, it leaves nothing behind.
 pub struct NpyWriter {
-    /// `None` once the file has its name.
-    file: Option<BufWriter<File>>,
+    file: BufWriter<File>,
     target: PathBuf,
-    temporary: PathBuf,
+    part: Option<Part>,
     rows: usize,
     columns: usize,
     rows_written: usize,
+}
+
+/// The temporary file, which goes away with this value, and the name that it is to have.
+struct Part {
+    temporary: PathBuf,
+    name: PathBuf,
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        // Gone already where it has its name; else nobody is left to tell, and the name says that the file is a part.
+        let _ = fs::remove_file(&self.temporary);
+    }
 }
 
 impl NpyWriter {
     /// Starts a matrix of `shape.0` rows and `shape.1` columns at `target`.
     ///
     /// # Errors
-    /// Where the temporary file beside the target cannot be made.
+    /// Where the temporary file beside the target cannot be made, or the target is a folder.
     pub fn create(target: &Path, shape: (usize, usize)) -> Result<Self, NpyError> {
-        let mut name = target.file_name().map_or_else(OsString::new, OsString::from);
-        name.push(format!(".{}.part", std::process::id()));
-        let temporary = target.with_file_name(name);
         let failed = |source| NpyError::Write { path: target.to_owned(), source };
-        let mut file = BufWriter::with_capacity(1 << 20, File::create(&temporary).map_err(failed)?);
-        let written = file.write_all(&header(shape)).map_err(failed);
-        let writer = Self { file: Some(file), target: target.to_owned(), temporary, rows: shape.0, columns: shape.1, rows_written: 0 };
-        written.map(|()| writer)
+        let (file, part) = open(target).map_err(failed)?;
+        let mut file = BufWriter::with_capacity(1 << 20, file);
+        file.write_all(&header(shape)).map_err(failed)?;
+        Ok(Self { file, target: target.to_owned(), part, rows: shape.0, columns: shape.1, rows_written: 0 })
     }
 
     /// Adds a row.
@@ -94,9 +103,8 @@ impl NpyWriter {
         if self.rows_written == self.rows {
             return Err(NpyError::RowCount { found: self.rows + 1, expected: self.rows });
         }
-        let file = self.file.as_mut().expect("only finish takes the file");
         for value in row {
-            file.write_all(&value.to_le_bytes()).map_err(|source| NpyError::Write { path: self.target.clone(), source })?;
+            self.file.write_all(&value.to_le_bytes()).map_err(|source| NpyError::Write { path: self.target.clone(), source })?;
         }
         self.rows_written += 1;
         Ok(())
@@ -110,22 +118,24 @@ impl NpyWriter {
         if self.rows_written != self.rows {
             return Err(NpyError::RowCount { found: self.rows_written, expected: self.rows });
         }
-        let file = self.file.as_mut().expect("only finish takes the file");
-        file.flush()
-            .and_then(|()| std::fs::rename(&self.temporary, &self.target))
-            .map_err(|source| NpyError::Write { path: self.target.clone(), source })?;
-        self.file = None;
-        Ok(())
+        let flushed = self.file.flush();
+        let named = flushed.and_then(|()| self.part.as_ref().map_or(Ok(()), |part| fs::rename(&part.temporary, &part.name)));
+        named.map_err(|source| NpyError::Write { path: self.target.clone(), source })
     }
 }
 
-impl Drop for NpyWriter {
-    fn drop(&mut self) {
-        if self.file.take().is_some() {
-            // Nobody is left to tell; the name says that the file is a part.
-            let _ = std::fs::remove_file(&self.temporary);
-        }
+/// Opens what the rows go to: a part beside a file, or beside the one that a link leads to; anything else itself.
+fn open(target: &Path) -> io::Result<(File, Option<Part>)> {
+    match fs::metadata(target) {
+        Ok(status) if status.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
+        Ok(status) if !status.is_file() => return Ok((File::options().write(true).open(target)?, None)),
+        _ => {}
     }
+    let name = fs::canonicalize(target).unwrap_or_else(|_| target.to_owned());
+    let mut part_name = name.file_name().map_or_else(OsString::new, OsString::from);
+    part_name.push(format!(".{}.part", std::process::id()));
+    let part = Part { temporary: name.with_file_name(part_name), name };
+    Ok((File::create(&part.temporary)?, Some(part)))
 }
 
 /// All bytes before the data.
@@ -195,6 +205,21 @@ mod tests {
         assert!(matches!(writer.write_row(&[1.0]), Err(NpyError::RowLength { row: 0, found: 1, expected: 2 })));
         writer.write_row(&[1.0, 2.0]).expect("the row");
         assert!(matches!(writer.write_row(&[1.0, 2.0]), Err(NpyError::RowCount { found: 2, expected: 1 })));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_link_stays_a_link_and_its_file_is_replaced() {
+        let scratch = Scratch::new("npy-link");
+        let (file, link) = (scratch.write("m.npy", b"before"), scratch.path("link.npy"));
+        std::os::unix::fs::symlink(&file, &link).expect("a new link");
+        let mut writer = NpyWriter::create(&link, (1, 1)).expect("a new part");
+        writer.write_row(&[1.0]).expect("the row");
+        writer.finish().expect("the only row");
+        assert!(fs::symlink_metadata(&link).expect("it is there").is_symlink());
+        assert!(fs::read(&file).expect("it is there").starts_with(b"\x93NUMPY"));
+        let error = NpyWriter::create(scratch.folder(), (1, 1)).err().expect("a folder is no file");
+        assert!(matches!(error, NpyError::Write { source, .. } if source.kind() == io::ErrorKind::IsADirectory));
     }
 
     #[test]
