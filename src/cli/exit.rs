@@ -70,9 +70,15 @@ impl<E: Classified> From<E> for CommandError {
 }
 
 impl fmt::Display for CommandError {
-    /// The chain of causes on one line, outermost first.
+    /// The chain of causes on one line, outermost first. Some errors quote their cause themselves; it is not said twice.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:#}", self.error)
+        let mut told = self.error.to_string();
+        for cause in self.error.chain().skip(1).map(ToString::to_string) {
+            if !told.ends_with(&cause) {
+                told = format!("{told}: {cause}");
+            }
+        }
+        f.write_str(&told)
     }
 }
 
@@ -99,6 +105,16 @@ mod tests {
         let error = open().expect_err("it always fails").context("cannot read model.gguf");
         assert_eq!(error.status(), ExitStatus::Input);
         assert_eq!(error.to_string(), "cannot read model.gguf: no magic number");
+    }
+
+    #[test]
+    fn a_cause_that_its_error_quotes_is_told_once() {
+        #[derive(Debug, thiserror::Error)]
+        #[error("cannot open it: {0}")]
+        struct Quoting(#[source] BadFile);
+
+        let error = CommandError::new(ExitStatus::Input, Quoting(BadFile)).context("model.gguf");
+        assert_eq!(error.to_string(), "model.gguf: cannot open it: no magic number");
     }
 
     #[test]

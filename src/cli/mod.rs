@@ -3,7 +3,6 @@
 //! Two layers: flags exactly as typed (`args`, joined with environment and file by `sources`), then flags with meaning (`config`).
 //! Results go to stdout, everything else to stderr. Only `commands` reaches the engine, and the device
 //! through the trait alone; the layers above it know plain settings ([`crate::settings`]).
-#![allow(clippy::print_stderr, reason = "the program speaks to its user here; libraries below do not")]
 
 pub mod args;
 pub mod command;
@@ -15,6 +14,7 @@ pub mod nearest;
 pub mod not_yet;
 pub mod npy;
 pub mod progress;
+pub mod say;
 #[cfg(test)]
 pub mod scratch;
 pub mod show;
@@ -53,14 +53,14 @@ fn report(error: &SourceError) {
         // Nobody is left to tell where stdout or stderr is closed.
         SourceError::Arguments(error) => drop(error.print()),
         SourceError::File(FileError::Entries(faults)) | SourceError::Values(faults) => report_faults(faults),
-        SourceError::LaterCommand(_) | SourceError::File(_) => eprintln!("error: {error}"),
+        SourceError::LaterCommand(_) | SourceError::File(_) => say::line(format_args!("error: {error}")),
     }
 }
 
 fn report_faults(faults: &[String]) {
     match faults {
-        [fault] => eprintln!("error: {fault}"),
-        _ => eprintln!("error: {} settings cannot be carried out\n  {}", faults.len(), faults.join("\n  ")),
+        [fault] => say::line(format_args!("error: {fault}")),
+        _ => say::line(format_args!("error: {} settings cannot be carried out\n  {}", faults.len(), faults.join("\n  "))),
     }
 }
 
@@ -73,12 +73,12 @@ fn checked_and_run<B: Backend>(resolved: Resolved, open: Opener<B>) -> ExitStatu
         }
     };
     for warning in &config.warnings {
-        eprintln!("warning: {warning}");
+        say::line(format_args!("warning: {warning}"));
     }
     match commands::carry_out(&config, open) {
         Ok(()) => ExitStatus::Done,
         Err(error) => {
-            eprintln!("error: {error}");
+            say::line(format_args!("error: {error}"));
             error.status()
         }
     }

@@ -3,10 +3,12 @@
 //! On a terminal a bar; elsewhere plain lines, each a new tenth and at least a second after the last, so that a log stays short.
 //! Nothing is ever written to stdout, which belongs to a command's result.
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use super::say;
 
 /// Least time between two lines.
 const LINE_INTERVAL: Duration = Duration::from_secs(1);
@@ -47,7 +49,7 @@ impl Progress {
             Output::Bar(bar) => bar.set_position(done),
             Output::Lines { label, pacer, .. } => {
                 if let Some(percent) = pacer.due(done, Instant::now()) {
-                    line(&format!("{label}: {percent} %"));
+                    say::line(format_args!("{label}: {percent} %"));
                 }
             }
             Output::Quiet => {}
@@ -58,7 +60,7 @@ impl Progress {
     pub fn finish(self) {
         match &self.output {
             Output::Bar(bar) => bar.finish(),
-            Output::Lines { label, started, .. } => line(&format!("{label}: done in {:.1} s", started.elapsed().as_secs_f64())),
+            Output::Lines { label, started, .. } => say::line(format_args!("{label}: done in {:.1} s", started.elapsed().as_secs_f64())),
             Output::Quiet => {}
         }
     }
@@ -70,11 +72,6 @@ fn bar(label: &str, total: u64) -> ProgressBar {
     bar.set_style(style.expect("the template is a constant that parses"));
     bar.set_prefix(label.to_owned());
     bar
-}
-
-fn line(text: &str) {
-    // A closed stderr must not end the work that is reported on.
-    let _ = writeln!(std::io::stderr(), "{text}");
 }
 
 /// Decides which steps are worth a line; the clock is handed in.

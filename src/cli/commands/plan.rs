@@ -8,7 +8,7 @@ use crate::backend::Backend;
 use crate::cli::command::PlanConfig;
 use crate::cli::config::Config;
 use crate::cli::exit::CommandError;
-use crate::cli::write_stdout;
+use crate::cli::{say, write_stdout};
 use crate::engine::{EngineError, read_device_budget};
 use crate::phase::Plan;
 use crate::phase::plan::PhaseBytes;
@@ -43,11 +43,11 @@ pub fn plan<B: Backend>(plan: &PlanConfig, config: &Config, open: Opener<B>) -> 
     let backend = open(&plan.engine).map_err(EngineError::from)?;
     let (device, notice) = read_device_budget(&backend);
     if let Some(notice) = notice {
-        eprintln!("note: {notice}");
+        say::line(format_args!("note: {notice}"));
     }
     let plan = Plan::new(&model.shape, &model.weights, device, &plan.engine).map_err(EngineError::from)?;
     if !config.json {
-        return write_stdout(&format!("{}: {}\n{plan}\n", model.name(), model.shape.architecture));
+        return write_stdout(&format!("{}: {}\n{plan}\n", say::harmless(&model.name()), model.shape.architecture));
     }
     let report = PlanReport {
         limit_bytes: plan.limit_bytes,

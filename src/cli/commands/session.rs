@@ -13,7 +13,7 @@ use crate::cli::command::PromptSource;
 use crate::cli::config::Config;
 use crate::cli::exit::{Classified, CommandError, ExitStatus};
 use crate::cli::progress::Progress;
-use crate::cli::tokens;
+use crate::cli::{say, tokens};
 use crate::engine::sampler::Sampling;
 use crate::engine::{Engine, EngineError};
 use crate::gguf::Metadata;
@@ -65,11 +65,19 @@ pub fn open_model(path: &Path) -> Result<Arc<Model>, CommandError> {
 ///
 /// # Errors
 /// Exit code 4 where the device or its memory is at fault.
-pub fn start<B: Backend>(model: &Arc<Model>, settings: &EngineSettings, config: &Config, open: Opener<B>) -> Result<Engine<B>, CommandError> {
+pub fn start<B: Backend>(
+    model: &Arc<Model>,
+    settings: &EngineSettings,
+    config: &Config,
+    open: Opener<B>,
+) -> Result<Engine<B>, CommandError> {
     if let crate::settings::ContextSetting::Tokens(asked) = settings.ctx
         && asked > model.shape.n_ctx_train
     {
-        eprintln!("warning: --ctx {asked} is above the model's own context of {}: quality may suffer past it", model.shape.n_ctx_train);
+        say::line(format_args!(
+            "warning: --ctx {asked} is above the model's own context of {}: quality may suffer past it",
+            model.shape.n_ctx_train
+        ));
     }
     let backend = open(settings).map_err(EngineError::from)?;
     let mut progress = None;
@@ -81,7 +89,7 @@ pub fn start<B: Backend>(model: &Arc<Model>, settings: &EngineSettings, config: 
         progress.finish();
     }
     if config.verbose {
-        eprintln!("{}", engine.plan());
+        say::line(engine.plan());
     }
     print_notices(&mut engine);
     Ok(engine)
@@ -90,7 +98,7 @@ pub fn start<B: Backend>(model: &Arc<Model>, settings: &EngineSettings, config: 
 /// Prints what the engine has to say.
 pub fn print_notices<B: Backend>(engine: &mut Engine<B>) {
     for notice in engine.take_notices() {
-        eprintln!("note: {notice}");
+        say::line(format_args!("note: {notice}"));
     }
 }
 
@@ -163,9 +171,8 @@ pub fn prompt_tokens(source: &PromptSource, chat: bool, model: &Model, tokenizer
         return Ok(tokens);
     }
     let template = model.file.metadata().string_opt("tokenizer.chat_template").map_err(ModelError::from)?;
-    let source = template.ok_or_else(|| {
-        CommandError::new(ExitStatus::Usage, anyhow::anyhow!("{} has no chat template: leave out --chat", model.name()))
-    })?;
+    let source = template
+        .ok_or_else(|| CommandError::new(ExitStatus::Usage, anyhow::anyhow!("{} has no chat template: leave out --chat", model.name())))?;
     let message = Message::new("user", &String::from_utf8_lossy(&text)).shielded(tokenizer);
     let rendered = ChatTemplate::new(source)?.render(&[message], &RenderOptions::default())?;
     Ok(tokenizer.encode_chat(&rendered)?)
