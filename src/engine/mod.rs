@@ -255,22 +255,7 @@ impl<B: Backend> Engine<B> {
     }
 
     fn check_prompt(&self, prompt: &[TokenId]) -> Result<(), EngineError> {
-        if prompt.is_empty() {
-            return Err(EngineError::EmptyPrompt);
-        }
-        let ctx_tokens = self.plan.ctx_tokens;
-        if prompt.len() >= ctx_tokens as usize {
-            return Err(EngineError::PromptTooLong { prompt_tokens: prompt.len(), ctx_tokens });
-        }
-        self.check_tokens(prompt)
-    }
-
-    fn check_tokens(&self, tokens: &[TokenId]) -> Result<(), EngineError> {
-        let n_vocab = self.model.shape.n_vocab;
-        match tokens.iter().position(|&token| token >= n_vocab) {
-            Some(position) => Err(EngineError::BadToken { token: tokens[position], position, n_vocab }),
-            None => Ok(()),
-        }
+        check_prompt(prompt, self.plan.ctx_tokens, self.model.shape.n_vocab)
     }
 
     /// Reads all prompt tokens but the last.
@@ -421,7 +406,7 @@ impl<B: Backend> Engine<B> {
         if tokens.len() > ctx_tokens as usize {
             return Err(EngineError::PromptTooLong { prompt_tokens: tokens.len(), ctx_tokens });
         }
-        self.check_tokens(tokens)?;
+        check_tokens(tokens, self.model.shape.n_vocab)?;
         self.reset();
         let chunk = self.logits_chunk(tokens.len())?;
         let size = PromptSize { chunk, block: chunk, all_logits: true };
@@ -451,6 +436,28 @@ impl<B: Backend> Engine<B> {
         if let Ok(Some(free)) = self.backend.memory_info().map(|info| info.free) {
             self.lowest_free = Some(self.lowest_free.map_or(free, |lowest| lowest.min(free)));
         }
+    }
+}
+
+/// Refuses a prompt that a context of `ctx_tokens` cannot take, or that holds numbers outside a vocabulary of `n_vocab`. A caller
+/// that knows both can ask before it loads a model.
+///
+/// # Errors
+/// [`EngineError::EmptyPrompt`], [`EngineError::PromptTooLong`], [`EngineError::BadToken`].
+pub fn check_prompt(prompt: &[TokenId], ctx_tokens: u32, n_vocab: u32) -> Result<(), EngineError> {
+    if prompt.is_empty() {
+        return Err(EngineError::EmptyPrompt);
+    }
+    if prompt.len() >= ctx_tokens as usize {
+        return Err(EngineError::PromptTooLong { prompt_tokens: prompt.len(), ctx_tokens });
+    }
+    check_tokens(prompt, n_vocab)
+}
+
+fn check_tokens(tokens: &[TokenId], n_vocab: u32) -> Result<(), EngineError> {
+    match tokens.iter().position(|&token| token >= n_vocab) {
+        Some(position) => Err(EngineError::BadToken { token: tokens[position], position, n_vocab }),
+        None => Ok(()),
     }
 }
 

@@ -1,9 +1,17 @@
 //! Ctrl-C and termination: the first stops the work at its next step, the second ends the program at once.
+//!
+//! Some steps ask nobody: a huge text on its way through the tokenizer, a pipe that nobody writes to. Where the work does not stop
+//! within [`GRACE`], the program ends all the same; text so far is on stdout already.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use crate::cli::exit::ExitStatus;
+use crate::cli::say;
+
+/// Time for the work to stop by itself after the first signal.
+const GRACE: Duration = Duration::from_secs(4);
 
 /// Set once the user asked to stop.
 #[derive(Clone, Debug, Default)]
@@ -16,11 +24,16 @@ impl Interrupt {
         let flag = Arc::clone(&interrupt.0);
         let set = ctrlc::set_handler(move || {
             if flag.swap(true, Ordering::Relaxed) {
-                std::process::exit(ExitStatus::Interrupted as i32);
+                end_now();
             }
+            // Not in this handler, which has to hear the second signal. Without a thread, that one remains.
+            let _ = std::thread::Builder::new().spawn(|| {
+                std::thread::sleep(GRACE);
+                end_now();
+            });
         });
         if let Err(error) = set {
-            eprintln!("warning: signals end the program without closing words: {error}");
+            say::line(format_args!("warning: signals end the program without closing words: {error}"));
         }
         interrupt
     }
@@ -34,4 +47,8 @@ impl Interrupt {
     pub fn control(&self) -> std::ops::ControlFlow<()> {
         if self.is_set() { std::ops::ControlFlow::Break(()) } else { std::ops::ControlFlow::Continue(()) }
     }
+}
+
+fn end_now() -> ! {
+    std::process::exit(ExitStatus::Interrupted as i32)
 }

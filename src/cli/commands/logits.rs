@@ -9,7 +9,7 @@ use crate::cli::config::Config;
 use crate::cli::exit::{CommandError, ExitStatus};
 use crate::cli::npy::NpyWriter;
 use crate::cli::progress::Progress;
-use crate::cli::{tokens, write_stdout};
+use crate::cli::{say, tokens, write_stdout};
 use crate::engine::Event;
 
 /// Runs the command. The head is needed at every row, so it is kept and nothing of it is lent.
@@ -20,8 +20,9 @@ pub fn logits<B: Backend>(logits: &LogitsConfig, config: &Config, open: Opener<B
     let interrupt = Interrupt::listen();
     let model = session::open_model(&logits.model)?;
     let prompt = tokens::read(&logits.tokens)?;
-    let mut engine = session::start(&model, &logits.engine, config, open)?;
+    // Before the start, which may take minutes: a file that cannot be written should be told at once.
     let mut writer = NpyWriter::create(&logits.output, (prompt.len(), model.shape.n_vocab as usize))?;
+    let mut engine = session::start(&model, &logits.engine, config, open)?;
     let mut progress = None;
     let mut failed = None;
     let read = engine.logits(
@@ -42,7 +43,10 @@ pub fn logits<B: Backend>(logits: &LogitsConfig, config: &Config, open: Opener<B
         return Err(error.into());
     }
     if read.is_break() {
-        return Err(CommandError::new(ExitStatus::Interrupted, anyhow::anyhow!("interrupted; {} was not written", logits.output.display())));
+        return Err(CommandError::new(
+            ExitStatus::Interrupted,
+            anyhow::anyhow!("interrupted; {} was not written", logits.output.display()),
+        ));
     }
     writer.finish()?;
     let (rows, columns) = (prompt.len(), model.shape.n_vocab);
@@ -50,6 +54,6 @@ pub fn logits<B: Backend>(logits: &LogitsConfig, config: &Config, open: Opener<B
         let report = serde_json::json!({ "rows": rows, "columns": columns, "file": logits.output.display().to_string() });
         return write_stdout(&format!("{report}\n"));
     }
-    eprintln!("wrote {rows} x {columns} logits to {}", logits.output.display());
+    say::line(format_args!("wrote {rows} x {columns} logits to {}", logits.output.display()));
     Ok(())
 }

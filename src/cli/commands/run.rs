@@ -11,8 +11,9 @@ use crate::cli::command::RunConfig;
 use crate::cli::config::Config;
 use crate::cli::exit::{CommandError, ExitStatus};
 use crate::cli::progress::Progress;
-use crate::cli::write_stdout;
-use crate::engine::{Engine, Event, Finish, Outcome, Request};
+use crate::cli::{say, write_stdout};
+use crate::engine::{Engine, Event, Finish, Outcome, Request, check_prompt};
+use crate::settings::ContextSetting;
 use crate::tokenizer::{ControlText, StreamDecoder, Tokenizer};
 
 /// Runs the command.
@@ -24,6 +25,12 @@ pub fn run<B: Backend>(run: &RunConfig, config: &Config, open: Opener<B>) -> Res
     let model = session::open_model(&run.model)?;
     let tokenizer = model.tokenizer()?;
     let prompt = session::prompt_tokens(&run.prompt, run.chat, &model, &tokenizer)?;
+    // Before the start, which may take minutes. What `auto` comes to is known only after it; then the engine looks once more.
+    let ctx_tokens_max = match run.engine.ctx {
+        ContextSetting::Tokens(tokens) => tokens,
+        ContextSetting::Auto => model.shape.n_ctx_train,
+    };
+    check_prompt(&prompt, ctx_tokens_max, model.shape.n_vocab)?;
     let mut engine = session::start(&model, &run.engine, config, open)?;
     let request = Request {
         prompt,
@@ -40,7 +47,7 @@ pub fn run<B: Backend>(run: &RunConfig, config: &Config, open: Opener<B>) -> Res
         write_stdout(&format!("{report}\n"))?;
     } else {
         write_stdout("\n")?;
-        eprintln!("{}", summary(&outcome, engine.plan()));
+        say::line(summary(&outcome, engine.plan()));
     }
     if outcome.finish == Finish::Cancelled {
         return Err(CommandError::new(ExitStatus::Interrupted, anyhow::anyhow!("interrupted; the text so far is complete")));
@@ -70,7 +77,9 @@ impl<'a> StreamedText<'a> {
 
     fn emit(&mut self, piece: &str) -> ControlFlow<()> {
         self.text.push_str(piece);
-        if self.to_stdout && let Err(error) = write_stdout(piece) {
+        if self.to_stdout
+            && let Err(error) = write_stdout(piece)
+        {
             self.failed = Some(error);
             return ControlFlow::Break(());
         }

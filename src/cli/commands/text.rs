@@ -7,7 +7,8 @@ use crate::cli::exit::{CommandError, ExitStatus};
 use crate::cli::{tokens, write_stdout};
 use crate::tokenizer::{ControlText, Specials};
 
-/// Text to token numbers: one line, or a JSON object. Control tokens in the text are recognised, as in a prompt.
+/// Text to token numbers: one line, or a JSON object. Control tokens in the text are recognised,
+/// so that `detokenize` gives the same bytes back.
 ///
 /// # Errors
 /// Exit code 3 for the model or the text file.
