@@ -17,12 +17,14 @@ const BAR_HERTZ: u8 = 10;
 
 /// One piece of work. [`Progress::set`] may be called as often as is convenient.
 pub struct Progress {
+    label: String,
+    started: Instant,
     output: Output,
 }
 
 enum Output {
     Bar(ProgressBar),
-    Lines { label: String, started: Instant, pacer: LinePacer },
+    Lines(LinePacer),
     Quiet,
 }
 
@@ -30,26 +32,25 @@ impl Progress {
     /// Work of `total` units, all of a kind that `label` makes clear ("loading experts").
     #[must_use]
     pub fn new(label: &str, total: u64) -> Self {
-        if std::io::stderr().is_terminal() {
-            return Self { output: Output::Bar(bar(label, total)) };
-        }
         let started = Instant::now();
-        Self { output: Output::Lines { label: label.to_owned(), started, pacer: LinePacer::new(total, started) } }
+        let output =
+            if std::io::stderr().is_terminal() { Output::Bar(bar(label, total)) } else { Output::Lines(LinePacer::new(total, started)) };
+        Self { label: label.to_owned(), started, output }
     }
 
     /// Work that nobody wants to hear of.
     #[must_use]
     pub fn quiet() -> Self {
-        Self { output: Output::Quiet }
+        Self { label: String::new(), started: Instant::now(), output: Output::Quiet }
     }
 
     /// `done` units are done, counted from the start of the work.
     pub fn set(&mut self, done: u64) {
         match &mut self.output {
             Output::Bar(bar) => bar.set_position(done),
-            Output::Lines { label, pacer, .. } => {
+            Output::Lines(pacer) => {
                 if let Some(percent) = pacer.due(done, Instant::now()) {
-                    say::line(format_args!("{label}: {percent} %"));
+                    say::line(format_args!("{}: {percent} %", self.label));
                 }
             }
             Output::Quiet => {}
@@ -59,10 +60,12 @@ impl Progress {
     /// The work ended well; says how long it took. Dropped without this call, a bar just goes away.
     pub fn finish(self) {
         match &self.output {
-            Output::Bar(bar) => bar.finish(),
-            Output::Lines { label, started, .. } => say::line(format_args!("{label}: done in {:.1} s", started.elapsed().as_secs_f64())),
-            Output::Quiet => {}
+            // A bar that stayed would end without a line feed, and what comes next on stdout would be glued to it.
+            Output::Bar(bar) => bar.finish_and_clear(),
+            Output::Lines(_) => {}
+            Output::Quiet => return,
         }
+        say::line(format_args!("{}: done in {:.1} s", self.label, self.started.elapsed().as_secs_f64()));
     }
 }
 
