@@ -1,6 +1,6 @@
 //! Rendered chats, against Python's Jinja, and their token ids, against llama.cpp (`tests/golden/chat/README.md`).
 
-use ebbtide::tokenizer::{ChatTemplate, Json, Message, RenderOptions, Tokenizer, TokenizerSpec};
+use ebbtide::tokenizer::{ChatTemplate, Json, Message, RenderOptions, Tokenizer, TokenizerSpec, unshield};
 use std::path::{Path, PathBuf};
 
 #[derive(serde::Deserialize)]
@@ -32,6 +32,10 @@ fn bard() -> TokenizerSpec {
     serde_json::from_str(&read("tokenizer/bard.spec.json")).expect("a spec is JSON")
 }
 
+fn is_assistant(message: &Message) -> bool {
+    message.0.get("role") == Some(&Json::from("assistant"))
+}
+
 fn check(name: &str, source: &str) {
     let template = ChatTemplate::new(source).expect("the template parses");
     let tokenizer = Tokenizer::new(&bard()).expect("the vocabulary is whole");
@@ -48,9 +52,12 @@ fn check(name: &str, source: &str) {
         assert_eq!(rendered, case.rendered, "{name}, case {index}");
         let ids = tokenizer.encode_chat(&rendered).expect("it encodes");
         assert_eq!(case.bard_ids.unwrap_or_else(|| ids.clone()), ids, "{name}, case {index}");
-        // None of these chats contains a control token, so shields change nothing.
-        let shielded: Vec<Message> = case.messages.iter().map(|message| message.shielded(&tokenizer)).collect();
-        assert_eq!(template.render(&shielded, &options).expect("it renders"), rendered);
+        if name != "python" {
+            // These templates look for tags in assistant turns only, so marks elsewhere change nothing but the marks.
+            let shield = |message: &Message| if is_assistant(message) { message.clone() } else { message.shielded(&tokenizer) };
+            let shielded: Vec<Message> = case.messages.iter().map(shield).collect();
+            assert_eq!(unshield(&template.render(&shielded, &options).expect("it renders")), rendered, "{name}, case {index}");
+        }
     }
     assert!(cases.lines().count() >= 20, "{name} has too few cases");
 }

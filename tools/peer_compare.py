@@ -6,6 +6,9 @@
 
 Every repetition is a fresh process of each engine on the same random prompt, llama.cpp first and the engine first by turns; a ratio is taken
 within a repetition, so that a machine that slows down for a while slows both.  Synthetic models are made once, in --models.
+
+The machine must be idle.  llama.cpp's threads spin at a barrier after every operation, so with as many threads as CPUs another busy program
+makes it slower by a factor of up to hundreds, and a ratio measured so says nothing.  The load before the start is part of the output.
 """
 import argparse
 import json
@@ -109,6 +112,15 @@ def cpu_name():
         return platform.processor()
 
 
+def busy_cpus(threads):
+    """The load average before the start; warns where other programs leave too few CPUs."""
+    load = os.getloadavg()[0]
+    if load + threads > os.cpu_count() + 0.3:
+        print(f"peer_compare: load {load:.1f} and {threads} threads on {os.cpu_count()} CPUs: llama.cpp will be far too slow and the ratios too good;"
+              " wait until the machine is idle, or use fewer --threads", file=sys.stderr)
+    return load
+
+
 def measure(name, prompt, a):
     """Figures of one model: a list of runs for each engine, and llama.cpp's version."""
     path, peer, ours, version = model_file(name, a.models), [], [], ""
@@ -154,7 +166,7 @@ def main():
     if min(a.prompt, a.generate, a.repeat, a.threads) < 1:
         ap.error("--prompt, --generate, --repeat and --threads are at least 1")
 
-    rows, version = [], ""
+    rows, version, load = [], "", busy_cpus(a.threads)
     with tempfile.TemporaryDirectory() as folder:
         prompt = prompt_file(folder, a.prompt)
         try:
@@ -163,7 +175,7 @@ def main():
                 rows += table_rows(name, mib, peer, ours)
         except Failed as error:
             sys.exit(f"peer_compare: {error}")
-    print(f"{cpu_name()}, {os.cpu_count()} CPUs visible, {platform.system()} {platform.release()}; {a.threads} threads; llama.cpp 0.5.0 ({version}), "
+    print(f"{cpu_name()}, {os.cpu_count()} CPUs visible, load {load:.1f} before the start, {platform.system()} {platform.release()}; {a.threads} threads; llama.cpp 0.5.0 ({version}), "
           f"CPU, f16 KV, flash attention {'on' if a.flash else 'off'}, ubatch 512; prompt of {a.prompt} random tokens, {a.generate} written greedily; "
           f"{a.repeat} repetitions, fresh process each, taking turns. Tokens a second: median (least–most)"
           + ("." if a.peer_only else "; ratio within a repetition.") + "\n")
