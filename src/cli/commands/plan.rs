@@ -18,6 +18,7 @@ use crate::units::Bytes;
 #[derive(Serialize)]
 struct PlanReport<'a> {
     limit_bytes: Bytes,
+    limit_decided_by: &'static str,
     budget_bytes: Bytes,
     reserve_bytes: Bytes,
     ctx_tokens: u32,
@@ -51,6 +52,7 @@ pub fn plan<B: Backend>(plan: &PlanConfig, config: &Config, open: Opener<B>) -> 
     }
     let report = PlanReport {
         limit_bytes: plan.limit_bytes,
+        limit_decided_by: plan.limit_decided_by,
         budget_bytes: plan.budget_bytes,
         reserve_bytes: plan.reserve_bytes,
         ctx_tokens: plan.ctx_tokens,
