@@ -17,6 +17,13 @@ use crate::backends::host::pool::ThreadPool;
 pub const WINDOW_ROWS: usize = 8;
 /// Weights in a task: some ten microseconds of work.
 const TASK_WEIGHTS: usize = 1 << 16;
+/// Weight rows multiplied at a time.
+pub(super) const TILE_ROWS: usize = 32;
+
+/// Products of up to [`TILE_ROWS`] weight rows with each activation row of a window.
+pub(super) type TileResults = [[f32; TILE_ROWS]; WINDOW_ROWS];
+/// Results to be overwritten.
+pub(super) const NO_RESULTS: TileResults = [[0.0; TILE_ROWS]; WINDOW_ROWS];
 
 /// `out[t * weights.n_rows + r] = W[r] . X[t]` for the first `n_tokens` (at most [`WINDOW_ROWS`]) activation rows.
 ///
@@ -27,16 +34,18 @@ pub fn matvec(pool: &ThreadPool, level: SimdLevel, weights: &Weights<'_>, activa
     assert_eq!(out.len(), n_tokens * n_rows, "{n_tokens} result rows of {n_rows}");
     let tokens: Vec<usize> = (0..n_tokens).collect();
     let product = WindowProduct::new(level, weights, activations, &tokens);
-    let rows_per_task = (TASK_WEIGHTS / weights.n_columns.max(1)).max(1);
+    let rows_per_task = (TASK_WEIGHTS / weights.n_columns.max(1)).next_multiple_of(TILE_ROWS);
     let out = SharedSlice::new(out);
     pool.run(n_rows.div_ceil(rows_per_task), &|task| {
-        for row in task * rows_per_task..((task + 1) * rows_per_task).min(n_rows) {
-            let mut dots = [0.0; WINDOW_ROWS];
-            product.dots(row, &mut dots[..n_tokens]);
-            for (token, dot) in dots[..n_tokens].iter().enumerate() {
+        let end = ((task + 1) * rows_per_task).min(n_rows);
+        let mut tile = NO_RESULTS;
+        for first in (task * rows_per_task..end).step_by(TILE_ROWS) {
+            let count = TILE_ROWS.min(end - first);
+            product.tile(first, count, &mut tile);
+            for (token, results) in tile[..n_tokens].iter().enumerate() {
                 // SAFETY: each weight row has one task, which alone writes its column of results.
-                let out = unsafe { out.part(token * n_rows + row, 1) };
-                out[0] = *dot;
+                let out = unsafe { out.part(token * n_rows + first, count) };
+                out.copy_from_slice(&results[..count]);
             }
         }
     });
@@ -73,8 +82,27 @@ impl<'a> WindowProduct<'a> {
         Self { level, weights: *weights, rows, n_rows: tokens.len(), fused }
     }
 
+    /// The products of `count` weight rows from `first` on with every activation row, a line of results each.
+    pub(super) fn tile(&self, first: usize, count: usize, results: &mut TileResults) {
+        let mut done = 0;
+        if let Some(four) = self.fused.and_then(|dots| dots.four_for(self.n_rows)) {
+            while done + 4 <= count {
+                let weights = [0, 1, 2, 3].map(|row| self.weights.row(first + done + row));
+                for (row, results) in self.rows[..self.n_rows].iter().zip(results.iter_mut()) {
+                    results[done..done + 4].copy_from_slice(&four(weights, row));
+                }
+                done += 4;
+            }
+        }
+        for row in done..count {
+            let mut dots = [0.0; WINDOW_ROWS];
+            self.dots(first + row, &mut dots[..self.n_rows]);
+            results.iter_mut().zip(dots).for_each(|(results, dot)| results[row] = dot);
+        }
+    }
+
     /// The products of one weight row with every activation row.
-    pub(super) fn dots(&self, row: usize, out: &mut [f32]) {
+    fn dots(&self, row: usize, out: &mut [f32]) {
         let weights = self.weights.row(row);
         match self.fused {
             Some(dots) => dots.rows(weights, &self.rows[..self.n_rows], out),

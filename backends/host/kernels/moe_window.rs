@@ -2,16 +2,13 @@
 
 use super::activations::{quantise_row, row_bytes};
 use super::gemm::Activations;
-use super::matvec::{WINDOW_ROWS, WindowProduct};
-use super::moe::{ExpertInputs, ExpertShape, ExpertWeights, Scratch};
+use super::matvec::{NO_RESULTS, TILE_ROWS, WINDOW_ROWS, WindowProduct};
+use super::moe::{ExpertInputs, ExpertShape, ExpertWeights, Scratch, add_share};
 use super::router::Route;
 use super::shared_slice::SharedSlice;
 use super::simd::SimdLevel;
 use super::swiglu::swiglu;
 use crate::backends::host::pool::ThreadPool;
-
-/// Weight rows of a task: some ten microseconds at usual lengths.
-const TASK_ROWS: usize = 32;
 
 /// One row of a window.
 #[derive(Clone, Copy, Debug)]
@@ -101,19 +98,14 @@ fn gate_and_up(
             (gate, WindowProduct::new(level, &shape.up_weights(&chosen.weights), &inputs.up, &rows))
         })
         .collect();
-    let tasks_per_expert = shape.n_ff.div_ceil(TASK_ROWS);
+    let tasks_per_expert = shape.n_ff.div_ceil(TILE_ROWS);
     pool.run(chosen.len() * tasks_per_expert, &|task| {
-        let (index, first) = (task / tasks_per_expert, task % tasks_per_expert * TASK_ROWS);
+        let (index, first) = (task / tasks_per_expert, task % tasks_per_expert * TILE_ROWS);
         let (gate_product, up_product) = &products[index];
-        let (count, n_rows) = (TASK_ROWS.min(shape.n_ff - first), chosen[index].rows.len());
-        let (mut gate, mut up) = ([[0.0; TASK_ROWS]; WINDOW_ROWS], [[0.0; TASK_ROWS]; WINDOW_ROWS]);
-        for (product, results) in [(gate_product, &mut gate), (up_product, &mut up)] {
-            for weight_row in 0..count {
-                let mut dots = [0.0; WINDOW_ROWS];
-                product.dots(first + weight_row, &mut dots[..n_rows]);
-                results.iter_mut().zip(dots).for_each(|(result, dot)| result[weight_row] = dot);
-            }
-        }
+        let (count, n_rows) = (TILE_ROWS.min(shape.n_ff - first), chosen[index].rows.len());
+        let (mut gate, mut up) = (NO_RESULTS, NO_RESULTS);
+        gate_product.tile(first, count, &mut gate);
+        up_product.tile(first, count, &mut up);
         for (row, (gate, up)) in gate[..n_rows].iter_mut().zip(&up).enumerate() {
             swiglu(level, &mut gate[..count], &up[..count]);
             // SAFETY: this part of the pair's row belongs to this task.
@@ -133,17 +125,16 @@ fn down(pool: &ThreadPool, level: SimdLevel, shape: &ExpertShape, inner: &Activa
         })
         .collect();
     let residual = SharedSlice::new(residual);
-    pool.run(shape.n_embd.div_ceil(TASK_ROWS), &|task| {
-        let columns = task * TASK_ROWS..((task + 1) * TASK_ROWS).min(shape.n_embd);
+    pool.run(shape.n_embd.div_ceil(TILE_ROWS), &|task| {
+        let first = task * TILE_ROWS;
+        let count = TILE_ROWS.min(shape.n_embd - first);
+        let mut tile = NO_RESULTS;
         for (product, chosen) in products.iter().zip(chosen) {
-            for column in columns.clone() {
-                let mut dots = [0.0; WINDOW_ROWS];
-                product.dots(column, &mut dots[..chosen.rows.len()]);
-                for ((row, share), dot) in chosen.rows.iter().zip(dots) {
-                    // SAFETY: the column is this task's own.
-                    let residual = unsafe { residual.part(row * shape.n_embd + column, 1) };
-                    residual[0] += share * dot;
-                }
+            product.tile(first, count, &mut tile);
+            for ((row, share), results) in chosen.rows.iter().zip(&tile) {
+                // SAFETY: these columns are this task's own.
+                let residual = unsafe { residual.part(row * shape.n_embd + first, count) };
+                add_share(residual, *share, &results[..count]);
             }
         }
     });

@@ -71,6 +71,12 @@ impl Block256 for Q4_K {
         // SAFETY: the caller has AVX2.
         unsafe { bits_of_bytes(load_32(block, 16 + 32 * (GROUP / 2)), 4 * (GROUP % 2), 15) }
     }
+
+    #[inline(always)]
+    unsafe fn two_codes<const LOW: usize, const HIGH: usize>(block: &[u8]) -> __m512i {
+        // SAFETY: the caller has AVX-512 F, BW and VL.
+        unsafe { low_and_high_nibbles(load_32(block, 16 + 16 * LOW)) }
+    }
 }
 
 impl Block256 for Q5_K {
@@ -115,6 +121,19 @@ impl Block256 for Q6_K {
             let high = _mm256_slli_epi16::<4>(bits_of_bytes(load_32(block, 128 + 32 * run), 2 * plane, 3));
             _mm256_sub_epi8(_mm256_or_si256(low, high), _mm256_set1_epi8(32))
         }
+    }
+}
+
+/// The low nibbles of 32 bytes, then the high ones.
+///
+/// # Safety
+/// AVX-512 F and BW.
+#[inline(always)]
+unsafe fn low_and_high_nibbles(bytes: __m256i) -> __m512i {
+    // SAFETY: the caller has the instructions.
+    unsafe {
+        let shifts = _mm512_inserti64x4::<1>(_mm512_setzero_si512(), _mm256_set1_epi16(4));
+        _mm512_and_si512(_mm512_srlv_epi16(_mm512_broadcast_i64x4(bytes), shifts), _mm512_set1_epi8(15))
     }
 }
 

@@ -20,6 +20,8 @@ mod codes_iq;
 mod codes_k;
 #[cfg(target_arch = "x86_64")]
 mod floats;
+#[cfg(target_arch = "x86_64")]
+mod iq3_xxs;
 mod scalar;
 #[cfg(test)]
 mod tests;
@@ -43,12 +45,17 @@ pub type DotFn = fn(weights_row: &[u8], activation_row: &[u8]) -> f32;
 /// The products of one weight row with several activation rows, each with the bits that [`DotFn`] gives it.
 pub type DotsFn = fn(weights_row: &[u8], activation_rows: &[&[u8]], out: &mut [f32]);
 
+/// The products of four weight rows of one length with one activation row, each with the bits that [`DotFn`] gives it.
+pub type FourDotsFn = fn(weights_rows: [&[u8]; 4], activation_row: &[u8]) -> [f32; 4];
+
 /// The kernels of one weight type.
 #[derive(Clone, Copy)]
 pub struct Dots {
     one: DotFn,
     /// None where taking out the weights costs little.
     several: Option<DotsFn>,
+    /// None where a row alone is as fast.
+    four: Option<FourDotsFn>,
 }
 
 impl Dots {
@@ -62,6 +69,12 @@ impl Dots {
             Some(several) if out.len() > 1 => several(weights_row, &activation_rows[..out.len()], out),
             _ => out.iter_mut().zip(activation_rows).for_each(|(out, row)| *out = (self.one)(weights_row, row)),
         }
+    }
+
+    /// The form for four weight rows, where it is the fastest for `n` activation rows.
+    #[inline]
+    pub(super) fn four_for(&self, n: usize) -> Option<FourDotsFn> {
+        if n > 1 && self.several.is_some() { None } else { self.four }
     }
 }
 
@@ -95,7 +108,7 @@ pub fn dots(level: SimdLevel, quant_type: QuantType) -> Dots {
         Q::IQ2_XXS => pick::block_256::<weights::IQ2_XXS>(level),
         Q::IQ2_XS => pick::block_256::<weights::IQ2_XS>(level),
         Q::IQ2_S => pick::block_256::<weights::IQ2_S>(level),
-        Q::IQ3_XXS => pick::block_256::<weights::IQ3_XXS>(level),
+        Q::IQ3_XXS => pick::iq3_xxs(level),
         Q::IQ3_S => pick::block_256::<weights::IQ3_S>(level),
         Q::IQ1_S => pick::block_256::<weights::IQ1_S>(level),
         Q::IQ1_M => pick::block_256::<weights::IQ1_M>(level),
@@ -105,7 +118,7 @@ pub fn dots(level: SimdLevel, quant_type: QuantType) -> Dots {
 
 #[cfg(target_arch = "x86_64")]
 mod pick {
-    use super::{Dots, SimdLevel, floats, scalar, vector_32, vector_256};
+    use super::{Dots, SimdLevel, floats, iq3_xxs, scalar, vector_32, vector_256, weights};
 
     pub(super) fn float<W: floats::Floats>(level: SimdLevel) -> Dots {
         let one = match level {
@@ -113,23 +126,34 @@ mod pick {
             // One load feeds one multiplication: memory is the limit long before the width of the registers.
             SimdLevel::Avx2 | SimdLevel::Avx512 => floats::dot_avx2::<W>,
         };
-        Dots { one, several: None }
+        Dots { one, several: None, four: None }
     }
 
     pub(super) fn block_32<W: vector_32::Block32>(level: SimdLevel) -> Dots {
         match level {
-            SimdLevel::Scalar => Dots { one: scalar::dot_32::<W>, several: None },
-            SimdLevel::Avx2 => Dots { one: vector_32::dot_avx2::<W>, several: None },
-            SimdLevel::Avx512 => Dots { one: vector_32::dot_avx512::<W>, several: None },
+            SimdLevel::Scalar => Dots { one: scalar::dot_32::<W>, several: None, four: None },
+            SimdLevel::Avx2 => Dots { one: vector_32::dot_avx2::<W>, several: None, four: None },
+            SimdLevel::Avx512 => Dots { one: vector_32::dot_avx512::<W>, several: None, four: Some(vector_32::four_avx512::<W>) },
         }
     }
 
     pub(super) fn block_256<W: vector_256::Block256>(level: SimdLevel) -> Dots {
         match level {
-            SimdLevel::Scalar => Dots { one: scalar::dot_256::<W>, several: None },
-            SimdLevel::Avx2 => Dots { one: vector_256::dot_avx2::<W>, several: Some(vector_256::dots_avx2::<W>) },
-            SimdLevel::Avx512 => Dots { one: vector_256::dot_avx512::<W>, several: Some(vector_256::dots_avx512::<W>) },
+            SimdLevel::Scalar => Dots { one: scalar::dot_256::<W>, several: None, four: None },
+            SimdLevel::Avx2 => Dots { one: vector_256::dot_avx2::<W>, several: Some(vector_256::dots_avx2::<W>), four: None },
+            SimdLevel::Avx512 => Dots {
+                one: vector_256::dot_avx512::<W>,
+                several: Some(vector_256::dots_avx512::<W>),
+                four: Some(vector_256::four_avx512::<W>),
+            },
         }
+    }
+
+    pub(super) fn iq3_xxs(level: SimdLevel) -> Dots {
+        if level == SimdLevel::Avx512 && is_x86_feature_detected!("avx512vbmi") {
+            return Dots { one: iq3_xxs::dot_vbmi, several: None, four: Some(iq3_xxs::four_vbmi) };
+        }
+        block_256::<weights::IQ3_XXS>(level)
     }
 }
 
@@ -138,14 +162,18 @@ mod pick {
     use super::{Dots, SimdLevel, scalar, weights::Weights};
 
     pub(super) fn float<W: Weights>(_level: SimdLevel) -> Dots {
-        Dots { one: scalar::dot_floats::<W>, several: None }
+        Dots { one: scalar::dot_floats::<W>, several: None, four: None }
     }
 
     pub(super) fn block_32<W: Weights>(_level: SimdLevel) -> Dots {
-        Dots { one: scalar::dot_32::<W>, several: None }
+        Dots { one: scalar::dot_32::<W>, several: None, four: None }
+    }
+
+    pub(super) fn iq3_xxs(level: SimdLevel) -> Dots {
+        block_256::<super::weights::IQ3_XXS>(level)
     }
 
     pub(super) fn block_256<W: Weights>(_level: SimdLevel) -> Dots {
-        Dots { one: scalar::dot_256::<W>, several: None }
+        Dots { one: scalar::dot_256::<W>, several: None, four: None }
     }
 }

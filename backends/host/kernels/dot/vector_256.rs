@@ -6,7 +6,7 @@
 
 use std::arch::x86_64::*;
 
-use super::vectors::{Signs, bytes_of_bits, load_32, sum_8};
+use super::vectors::{Signs, bytes_of_bits, halve, load_32, load_64, prefetch_behind, sum_8, sums_of};
 use super::weights::{Rows, Weights};
 
 /// The scales of a block.
@@ -40,6 +40,16 @@ pub(super) trait Block256: Weights {
     /// AVX2.
     unsafe fn codes<const GROUP: usize>(block: &[u8]) -> __m256i;
 
+    /// The codes of two neighbouring groups.
+    ///
+    /// # Safety
+    /// AVX2 and AVX-512 F, BW and VL.
+    #[inline(always)]
+    unsafe fn two_codes<const LOW: usize, const HIGH: usize>(block: &[u8]) -> __m512i {
+        // SAFETY: the caller has the instructions.
+        unsafe { join(Self::codes::<LOW>(block), Self::codes::<HIGH>(block)) }
+    }
+
     /// The sign bits of a group where they are apart: bit set means minus.
     #[inline(always)]
     fn signs<const GROUP: usize>(_block: &[u8]) -> u32 {
@@ -57,8 +67,14 @@ pub(super) fn dot_avx2<W: Block256>(weights: &[u8], activation: &[u8]) -> f32 {
 /// The product by AVX-512; see [`super::dot_fn`] for who may have this function.
 pub(super) fn dot_avx512<W: Block256>(weights: &[u8], activation: &[u8]) -> f32 {
     // SAFETY: `dot_fn` gives this function out only where the processor has AVX-512 F, BW, VL and VNNI beside AVX2.
-    let [sum] = unsafe { avx512::<W, 1>([Rows::new::<W>(weights, activation)]) };
+    let [[sum]] = unsafe { avx512::<W, 1, 1>([weights], [Rows::new::<W>(weights, activation)]) };
     sum
+}
+
+/// [`dot_avx512`] of four weight rows of one length, which share the loads of the activations.
+pub(super) fn four_avx512<W: Block256>(weights: [&[u8]; 4], activation: &[u8]) -> [f32; 4] {
+    // SAFETY: as above.
+    unsafe { avx512::<W, 4, 1>(weights, [Rows::new::<W>(weights[0], activation)]) }.map(|[sum]| sum)
 }
 
 /// The products of several rows of activations by AVX2: a block's codes are taken out once for four rows.
@@ -78,13 +94,13 @@ pub(super) fn dots_avx512<W: Block256>(weights: &[u8], activations: &[&[u8]], ou
     let (out_fours, out_rest) = out.as_chunks_mut::<4>();
     for (rows, out) in fours.iter().zip(out_fours) {
         // SAFETY: `dots` gives this function out only where the processor has AVX-512 F, BW, VL and VNNI beside AVX2.
-        *out = unsafe { avx512::<W, 4>(rows.map(|row| Rows::new::<W>(weights, row))) };
+        [*out] = unsafe { avx512::<W, 1, 4>([weights], rows.map(|row| Rows::new::<W>(weights, row))) };
     }
     let (twos, rest) = rest.as_chunks::<2>();
     let (out_twos, out_rest) = out_rest.as_chunks_mut::<2>();
     for (rows, out) in twos.iter().zip(out_twos) {
         // SAFETY: as above.
-        *out = unsafe { avx512::<W, 2>(rows.map(|row| Rows::new::<W>(weights, row))) };
+        [*out] = unsafe { avx512::<W, 1, 2>([weights], rows.map(|row| Rows::new::<W>(weights, row))) };
     }
     rest.iter().zip(out_rest).for_each(|(row, out)| *out = dot_avx512::<W>(weights, row));
 }
@@ -170,42 +186,60 @@ const fn both_bytes_of(element: usize) -> i16 {
     (((2 * element + 1) << 8) | (2 * element)) as i16
 }
 
-/// One sum for each of `ROWS` activation rows with the same weights; the order of a sum does not depend on `ROWS`.
+/// One sum for each weight row and each activation row; the order of a sum does not depend on how many there are.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
-fn avx512<W: Block256, const ROWS: usize>(rows: [Rows<'_>; ROWS]) -> [f32; ROWS] {
-    let (mut totals, mut total_mins) = ([_mm512_setzero_ps(); ROWS], [_mm256_setzero_ps(); ROWS]);
-    for (index, block) in rows[0].weights.chunks_exact(W::BYTES).enumerate() {
-        // Two sums a row: integers add up to the same in any order, and the steps wait less for each other.
-        let (mut even, mut odd) = ([_mm512_setzero_si512(); ROWS], [_mm512_setzero_si512(); ROWS]);
+fn avx512<W: Block256, const WEIGHTS: usize, const ROWS: usize>(
+    weights: [&[u8]; WEIGHTS],
+    rows: [Rows<'_>; ROWS],
+) -> [[f32; ROWS]; WEIGHTS] {
+    let mut totals = [[_mm512_setzero_ps(); ROWS]; WEIGHTS];
+    let mut total_mins = [[_mm256_setzero_ps(); ROWS]; WEIGHTS];
+    for index in 0..rows[0].scales.len() {
         let quants = rows.each_ref().map(|row| &row.quants[256 * index..256 * index + 256]);
-        // SAFETY: this function has the instructions.
-        let head = unsafe {
-            let head = W::head(block);
-            let scales = _mm512_broadcast_i64x4(head.scales);
-            add_two_groups::<W, 0, 1, ROWS>(block, quants, scales, &mut even);
-            add_two_groups::<W, 2, 3, ROWS>(block, quants, scales, &mut odd);
-            add_two_groups::<W, 4, 5, ROWS>(block, quants, scales, &mut even);
-            add_two_groups::<W, 6, 7, ROWS>(block, quants, scales, &mut odd);
-            head
-        };
-        for row in 0..ROWS {
-            let scale = f32::from_le_bytes(rows[row].scales[index]);
-            let products = _mm512_cvtepi32_ps(_mm512_add_epi32(even[row], odd[row]));
-            totals[row] = _mm512_fmadd_ps(_mm512_set1_ps(head.d * scale), products, totals[row]);
-            if W::MINS {
-                total_mins[row] = add_mins(&head, scale, &rows[row].sums[32 * index..32 * index + 32], total_mins[row]);
+        for line in 0..WEIGHTS {
+            let block = &weights[line][index * W::BYTES..(index + 1) * W::BYTES];
+            if WEIGHTS > 1 {
+                prefetch_behind(block, W::BYTES, WEIGHTS * weights[0].len());
+            }
+            // Two sums a row: integers add up to the same in any order, and the steps wait less for each other.
+            let (mut even, mut odd) = ([_mm512_setzero_si512(); ROWS], [_mm512_setzero_si512(); ROWS]);
+            // SAFETY: this function has the instructions.
+            let head = unsafe {
+                let head = W::head(block);
+                let scales = _mm512_broadcast_i64x4(head.scales);
+                add_two_groups::<W, 0, 1, ROWS>(block, quants, scales, &mut even);
+                add_two_groups::<W, 2, 3, ROWS>(block, quants, scales, &mut odd);
+                add_two_groups::<W, 4, 5, ROWS>(block, quants, scales, &mut even);
+                add_two_groups::<W, 6, 7, ROWS>(block, quants, scales, &mut odd);
+                head
+            };
+            for row in 0..ROWS {
+                let scale = f32::from_le_bytes(rows[row].scales[index]);
+                let products = _mm512_cvtepi32_ps(_mm512_add_epi32(even[row], odd[row]));
+                totals[line][row] = _mm512_fmadd_ps(_mm512_set1_ps(head.d * scale), products, totals[line][row]);
+                if W::MINS {
+                    total_mins[line][row] = add_mins(&head, scale, &rows[row].sums[32 * index..32 * index + 32], total_mins[line][row]);
+                }
             }
         }
     }
-    let mut sums = [0.0; ROWS];
+    let mut sums = [[0.0; ROWS]; WEIGHTS];
     for row in 0..ROWS {
+        let mut lanes = [_mm256_setzero_ps(); WEIGHTS];
+        for line in 0..WEIGHTS {
+            // SAFETY: this function has the instructions.
+            lanes[line] = _mm256_sub_ps(unsafe { halve(totals[line][row]) }, total_mins[line][row]);
+        }
         // SAFETY: as above.
-        sums[row] = _mm512_reduce_add_ps(totals[row]) - unsafe { sum_8(total_mins[row]) };
+        let of_lines = unsafe { sums_of(lanes) };
+        for line in 0..WEIGHTS {
+            sums[line][row] = of_lines[line];
+        }
     }
     sums
 }
 
-/// Adds the scaled products of two groups to each row's sums; see [`add_group`].
+/// Adds the scaled products of two neighbouring groups to each row's sums; see [`add_group`].
 ///
 /// # Safety
 /// AVX2 and AVX-512 F, BW, VL and VNNI.
@@ -218,7 +252,7 @@ unsafe fn add_two_groups<W: Block256, const LOW: usize, const HIGH: usize, const
 ) {
     // SAFETY: the caller has the instructions.
     unsafe {
-        let codes = join(W::codes::<LOW>(block), W::codes::<HIGH>(block));
+        let codes = W::two_codes::<LOW, HIGH>(block);
         let minus = match W::SIGNS {
             Signs::None => 0,
             Signs::InCodes => _mm512_movepi8_mask(codes),
@@ -228,7 +262,7 @@ unsafe fn add_two_groups<W: Block256, const LOW: usize, const HIGH: usize, const
         let element_of_lane = join(_mm256_set1_epi16(both_bytes_of(LOW)), _mm256_set1_epi16(both_bytes_of(HIGH)));
         let scales = _mm512_shuffle_epi8(scales, element_of_lane);
         for row in 0..ROWS {
-            let activations = join(load_32(quants[row], 32 * LOW), load_32(quants[row], 32 * HIGH));
+            let activations = load_64(quants[row], 32 * LOW);
             let signed = _mm512_mask_sub_epi8(activations, minus, _mm512_setzero_si512(), activations);
             sums[row] = _mm512_dpwssd_epi32(sums[row], _mm512_maddubs_epi16(magnitudes, signed), scales);
         }

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::vectors::{Signs, half_at, load_32, sum_8, two_halves, u16_at};
+use super::vectors::{Signs, half_at, load_32, load_64, prefetch_behind, sum_8, sums_of_16, two_halves, u16_at};
 use super::weights::{Rows, Weights};
 
 /// A type with blocks of 32 weights, one unit for all of them and perhaps one number added to all.
@@ -39,9 +39,15 @@ pub(super) fn dot_avx2<W: Block32>(weights: &[u8], activation: &[u8]) -> f32 {
 
 /// The product by AVX-512; see [`super::dot_fn`] for who may have this function.
 pub(super) fn dot_avx512<W: Block32>(weights: &[u8], activation: &[u8]) -> f32 {
-    let rows = Rows::new::<W>(weights, activation);
     // SAFETY: `dot_fn` gives this function out only where the processor has AVX-512 F, BW, VL and VNNI beside AVX2.
-    unsafe { avx512::<W>(rows) }
+    let [sum] = unsafe { avx512::<W, 1>([weights], Rows::new::<W>(weights, activation)) };
+    sum
+}
+
+/// [`dot_avx512`] of four weight rows of one length, which share the loads of the activations.
+pub(super) fn four_avx512<W: Block32>(weights: [&[u8]; 4], activation: &[u8]) -> [f32; 4] {
+    // SAFETY: as above.
+    unsafe { avx512::<W, 4>(weights, Rows::new::<W>(weights[0], activation)) }
 }
 
 #[target_feature(enable = "avx2,fma,f16c")]
@@ -75,39 +81,50 @@ fn sums_of_four(magnitudes: __m256i, signed: __m256i) -> __m256i {
     _mm256_madd_epi16(_mm256_maddubs_epi16(magnitudes, signed), _mm256_set1_epi16(1))
 }
 
-/// Two blocks at a time, one in each half of a register; an odd last block goes the AVX2 way.
+/// Two blocks at a time, one in each half of a register; an odd last block goes the AVX2 way. One sum for each weight row.
 #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512vnni")]
-fn avx512<W: Block32>(rows: Rows<'_>) -> f32 {
+fn avx512<W: Block32, const WEIGHTS: usize>(weights: [&[u8]; WEIGHTS], rows: Rows<'_>) -> [f32; WEIGHTS] {
     let (zero, half_of_lane) = (_mm512_setzero_si512(), _mm512_setr_epi32(0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1));
-    let mut total = _mm512_setzero_ps();
-    let mut pairs = rows.weights.chunks_exact(2 * W::BYTES);
-    let mut quant_pairs = rows.quants.chunks_exact(64);
+    let per_lane = |pair: __m128| _mm512_permutexvar_ps(half_of_lane, _mm512_castps128_ps512(pair));
+    let mut totals = [_mm512_setzero_ps(); WEIGHTS];
     let (scale_pairs, last_scale) = rows.scales.as_chunks::<2>();
-    for ((pair, quants), scales) in pairs.by_ref().zip(quant_pairs.by_ref()).zip(scale_pairs) {
-        let (first, second) = pair.split_at(W::BYTES);
+    for (index, scales) in scale_pairs.iter().enumerate() {
         // SAFETY: this function has the instructions.
-        let (codes, units) = unsafe { (join(W::codes(first), W::codes(second)), W::units(first, second)) };
-        // SAFETY: this function has the instructions.
-        let activations = unsafe { join(load_32(quants, 0), load_32(quants, 32)) };
+        let activations = unsafe { load_64(rows.quants, 64 * index) };
         let scales = _mm_castsi128_ps(_mm_cvtsi64_si128(i64::from_le_bytes(*scales.as_flattened().first_chunk().unwrap_or(&[0; 8]))));
-        let per_lane = |pair: __m128| _mm512_permutexvar_ps(half_of_lane, _mm512_castps128_ps512(pair));
-        let (magnitudes, signed) = match W::SIGNS {
-            Signs::InCodes => {
-                let negative = _mm512_movepi8_mask(codes);
-                (_mm512_abs_epi8(codes), _mm512_mask_sub_epi8(activations, negative, zero, activations))
+        for (weights, total) in weights.iter().zip(&mut totals) {
+            if WEIGHTS > 1 {
+                prefetch_behind(&weights[2 * index * W::BYTES..], 64, WEIGHTS * rows.weights.len());
             }
-            Signs::None | Signs::Apart => (codes, activations),
-        };
-        let products = _mm512_dpbusd_epi32(zero, magnitudes, signed);
-        total = _mm512_fmadd_ps(per_lane(_mm_mul_ps(units, scales)), _mm512_cvtepi32_ps(products), total);
-        if let Some(offset) = W::ADDED {
+            let (first, second) = weights[2 * index * W::BYTES..2 * (index + 1) * W::BYTES].split_at(W::BYTES);
             // SAFETY: this function has the instructions.
-            let added = unsafe { _mm_setr_ps(half_at(first, offset), half_at(second, offset), 0.0, 0.0) };
-            let sums = _mm512_dpbusd_epi32(zero, _mm512_set1_epi8(1), activations);
-            total = _mm512_fmadd_ps(per_lane(_mm_mul_ps(added, scales)), _mm512_cvtepi32_ps(sums), total);
+            let (codes, units) = unsafe { (join(W::codes(first), W::codes(second)), W::units(first, second)) };
+            let (magnitudes, signed) = match W::SIGNS {
+                Signs::InCodes => {
+                    let negative = _mm512_movepi8_mask(codes);
+                    (_mm512_abs_epi8(codes), _mm512_mask_sub_epi8(activations, negative, zero, activations))
+                }
+                Signs::None | Signs::Apart => (codes, activations),
+            };
+            let products = _mm512_dpbusd_epi32(zero, magnitudes, signed);
+            *total = _mm512_fmadd_ps(per_lane(_mm_mul_ps(units, scales)), _mm512_cvtepi32_ps(products), *total);
+            if let Some(offset) = W::ADDED {
+                // SAFETY: this function has the instructions.
+                let added = unsafe { _mm_setr_ps(half_at(first, offset), half_at(second, offset), 0.0, 0.0) };
+                let sums = _mm512_dpbusd_epi32(zero, _mm512_set1_epi8(1), activations);
+                *total = _mm512_fmadd_ps(per_lane(_mm_mul_ps(added, scales)), _mm512_cvtepi32_ps(sums), *total);
+            }
         }
     }
-    _mm512_reduce_add_ps(total) + avx2::<W>(pairs.remainder(), quant_pairs.remainder(), last_scale)
+    // SAFETY: as above.
+    let mut sums = unsafe { sums_of_16(totals) };
+    if !last_scale.is_empty() {
+        let paired = 2 * scale_pairs.len();
+        for (weights, sum) in weights.iter().zip(&mut sums) {
+            *sum += avx2::<W>(&weights[paired * W::BYTES..], &rows.quants[32 * paired..], last_scale);
+        }
+    }
+    sums
 }
 
 /// Two halves of one register.
