@@ -7,15 +7,14 @@
 
 use std::cell::RefCell;
 
-use super::kv::{KvShape, load_head};
+use super::kv::KvShape;
+use super::kv_tile::{KEY_TILE, KvTile, padded};
 use super::shared_slice::SharedSlice;
 use super::simd::SimdLevel;
 use super::swiglu::exponential;
 use super::vector::{LANES, OUTER_ROWS, Portable, Vector16, outer_product};
 use crate::backends::host::pool::ThreadPool;
 
-/// Positions in a tile.
-pub const KEY_TILE: usize = 64;
 /// Query rows times query heads of a task: their results stay in the second-level cache.
 const TASK_QUERIES: usize = 128;
 
@@ -118,12 +117,7 @@ struct Part {
 /// Buffers a thread keeps from task to task.
 #[derive(Default)]
 struct Scratch {
-    /// `[16][padded head]`: keys on their way into `keys`.
-    heads: Vec<f32>,
-    /// `[padded head][KEY_TILE]`: keys, turned so that a vector holds one number of 16 keys.
-    keys: Vec<f32>,
-    /// `[KEY_TILE][padded head]`.
-    values: Vec<f32>,
+    tile: KvTile,
     /// Softmax state of each query.
     running: Vec<Running>,
     /// `[queries][padded head]`.
@@ -177,12 +171,10 @@ impl Part {
     #[inline(always)]
     unsafe fn compute_with<V: Vector16>(self, inputs: &AttentionInputs<'_>, out: SharedSlice<'_, f32>, scratch: &mut Scratch) {
         let head_size = inputs.shape.head_size;
-        let padded = head_size.next_multiple_of(LANES);
+        let padded = padded(head_size);
         let n_queries = self.n_rows * self.n_heads;
-        scratch.heads.resize(LANES * padded, 0.0);
-        scratch.keys.resize(padded * KEY_TILE, 0.0);
-        scratch.values.clear();
-        scratch.values.resize(KEY_TILE * padded, 0.0);
+        let head_kv = self.first_head / (inputs.n_head / inputs.shape.n_head_kv);
+        scratch.tile.fit(head_size);
         scratch.running.clear();
         scratch.running.resize(n_queries, Running { largest: f32::NEG_INFINITY, sum: 0.0 });
         scratch.results.clear();
@@ -192,7 +184,7 @@ impl Part {
         for first_key in (0..n_keys).step_by(KEY_TILE) {
             // SAFETY: passed on from the caller.
             unsafe {
-                self.load_tile::<V>(inputs, first_key, KEY_TILE.min(n_keys - first_key), scratch);
+                scratch.tile.load::<V>(&inputs.shape, (inputs.keys, inputs.values), head_kv, first_key, KEY_TILE.min(n_keys - first_key));
                 self.attend_to_tile::<V>(inputs, first_key, scratch);
             }
         }
@@ -202,35 +194,6 @@ impl Part {
             let out = unsafe { out.part((row * inputs.n_head + head) * head_size, head_size) };
             let sum = scratch.running[query].sum;
             out.iter_mut().zip(&scratch.results[query * padded..]).for_each(|(out, result)| *out = result / sum);
-        }
-    }
-
-    /// Turns the keys and values of `count` positions to f32.
-    #[inline(always)]
-    unsafe fn load_tile<V: Vector16>(self, inputs: &AttentionInputs<'_>, first_key: usize, count: usize, scratch: &mut Scratch) {
-        let shape = &inputs.shape;
-        let head_kv = self.first_head / (inputs.n_head / shape.n_head_kv);
-        let padded = shape.head_size.next_multiple_of(LANES);
-        for key in 0..count {
-            let out = &mut scratch.values[key * padded..][..shape.head_size];
-            // SAFETY: passed on from the caller.
-            unsafe { load_head::<V>(shape.kv_type, shape.head(inputs.values, first_key + key, head_kv), out) };
-        }
-        for first in (0..count).step_by(LANES) {
-            for key in first..count.min(first + LANES) {
-                let out = &mut scratch.heads[(key - first) * padded..][..shape.head_size];
-                // SAFETY: passed on from the caller.
-                unsafe { load_head::<V>(shape.kv_type, shape.head(inputs.keys, first_key + key, head_kv), out) };
-            }
-            let heads = scratch.heads.as_ptr().cast::<u32>();
-            let columns = scratch.keys[first..].as_mut_ptr().cast::<u32>();
-            for number in (0..padded).step_by(LANES) {
-                // SAFETY: 16 heads of `padded` numbers and `padded` columns of 64 keys are there; `first` is at most 48.
-                unsafe {
-                    let rows = std::array::from_fn(|key| heads.add(key * padded + number));
-                    V::transpose(rows, columns.add(number * KEY_TILE), KEY_TILE);
-                }
-            }
         }
     }
 
@@ -261,7 +224,7 @@ impl Part {
         scratch: &mut Scratch,
     ) {
         let head_size = inputs.shape.head_size;
-        let padded = head_size.next_multiple_of(LANES);
+        let padded = padded(head_size);
         let (mut n_valid, mut queries) = ([0; QUERIES], [std::ptr::null(); QUERIES]);
         for index in 0..QUERIES {
             let query = first_query + index;
@@ -276,9 +239,7 @@ impl Part {
         let mut scores = [[0.0_f32; KEY_TILE]; QUERIES];
         let score_rows = scores.each_mut().map(|row| row.as_mut_ptr());
         // SAFETY: query rows have `head_size` numbers, the turned keys as many rows of 64, a score row 64.
-        unsafe {
-            outer_product::<V, QUERIES>(head_size, queries, scratch.keys.as_ptr(), KEY_TILE, score_rows, most.next_multiple_of(LANES))
-        };
+        unsafe { outer_product::<V, QUERIES>(head_size, queries, scratch.tile.keys(), KEY_TILE, score_rows, most.next_multiple_of(LANES)) };
         let mut results = [std::ptr::null_mut::<f32>(); QUERIES];
         for index in 0..QUERIES {
             let query = first_query + index;
@@ -289,7 +250,7 @@ impl Part {
             results[index] = result.as_mut_ptr();
         }
         let shares = scores.each_ref().map(|row| row.as_ptr());
-        let values = scratch.values.as_ptr();
+        let values = scratch.tile.values();
         let common = n_valid.iter().copied().min().unwrap_or(0);
         // SAFETY: share rows have 64 numbers, `values` 64 rows of `padded`, a result row `padded`; rows are different.
         unsafe {
@@ -336,7 +297,7 @@ impl Running {
 
 /// The larger number, spelled so that loops over it become vector code.
 #[inline(always)]
-fn larger(left: f32, right: f32) -> f32 {
+pub(super) fn larger(left: f32, right: f32) -> f32 {
     if right > left { right } else { left }
 }
 

@@ -4,18 +4,24 @@
 //! key/value head, a largest score, a sum and a weighted value; the stretches of a row are then joined in ascending order. So a
 //! row's result does not depend on the other rows of the window, on threads or on how the stretches are spread over them.
 
-use super::attention::AttentionInputs;
-use super::kv::load_head;
+use std::cell::RefCell;
+
+use super::attention::{AttentionInputs, larger};
+use super::kv_tile::{KEY_TILE, KvTile, padded};
 use super::shared_slice::SharedSlice;
 use super::simd::SimdLevel;
 use super::swiglu::exponential;
-use super::vector::{LANES, Portable, Vector16};
+use super::vector::{LANES, OUTER_ROWS, Portable, Vector16, outer_product};
 use crate::backends::host::pool::ThreadPool;
 
-/// Positions of a stretch.
-const STRETCH: usize = 64;
 /// Largest score and sum, stored behind a partial result.
 const STATE: usize = 2;
+
+thread_local! {
+    static TILE: RefCell<KvTile> = RefCell::default();
+    /// Partial results of the calling thread's last window, kept to spare an allocation a layer.
+    static PARTIAL: RefCell<Vec<f32>> = RefCell::default();
+}
 
 /// One task: a stretch of the cache for a row and a key/value head.
 struct Stretch {
@@ -38,8 +44,8 @@ impl Plan {
         for (row, &position) in inputs.positions.iter().enumerate() {
             let n_keys = usize::try_from(position).map_or(0, |position| position + 1);
             for head_kv in 0..inputs.shape.n_head_kv {
-                let part = |first| Stretch { row, head_kv, first, count: STRETCH.min(n_keys - first) };
-                plan.stretches.extend((0..n_keys).step_by(STRETCH).map(part));
+                let part = |first| Stretch { row, head_kv, first, count: KEY_TILE.min(n_keys - first) };
+                plan.stretches.extend((0..n_keys).step_by(KEY_TILE).map(part));
                 plan.first_of_pair.push(plan.stretches.len());
             }
         }
@@ -56,31 +62,33 @@ pub fn attention_window(pool: &ThreadPool, level: SimdLevel, inputs: &AttentionI
     let level = level.min(SimdLevel::detect());
     let (head_size, group) = (inputs.shape.head_size, inputs.n_head / inputs.shape.n_head_kv);
     let plan = Plan::new(inputs);
-    let record = head_size + STATE;
-    let mut partial = vec![0.0_f32; plan.stretches.len() * group * record];
-    let shared = SharedSlice::new(&mut partial);
-    pool.run(plan.stretches.len(), &|task| {
-        // SAFETY: the records of a stretch are written by its one task.
-        let records = unsafe { shared.part(task * group * record, group * record) };
-        plan.stretches[task].compute(level, inputs, records);
-    });
-    for (pair, heads) in out.chunks_exact_mut(group * head_size).enumerate() {
-        let records = &partial[plan.first_of_pair[pair] * group * record..plan.first_of_pair[pair + 1] * group * record];
-        for (head, out) in heads.chunks_exact_mut(head_size).enumerate() {
-            join(records.chunks_exact(record).skip(head).step_by(group), out);
+    let record = padded(head_size) + STATE;
+    PARTIAL.with_borrow_mut(|partial| {
+        partial.resize(plan.stretches.len() * group * record, 0.0);
+        let shared = SharedSlice::new(partial);
+        pool.run(plan.stretches.len(), &|task| {
+            // SAFETY: the records of a stretch are written by its one task.
+            let records = unsafe { shared.part(task * group * record, group * record) };
+            plan.stretches[task].compute(level, inputs, records);
+        });
+        for (pair, heads) in out.chunks_exact_mut(group * head_size).enumerate() {
+            let records = &partial[plan.first_of_pair[pair] * group * record..plan.first_of_pair[pair + 1] * group * record];
+            for (head, out) in heads.chunks_exact_mut(head_size).enumerate() {
+                join(records.chunks_exact(record).skip(head).step_by(group), out);
+            }
         }
-    }
+    });
 }
 
 /// Joins the partial results of one query head in ascending order.
 fn join<'a>(records: impl Iterator<Item = &'a [f32]> + Clone, out: &mut [f32]) {
-    let head_size = out.len();
-    let largest = records.clone().map(|record| record[head_size]).fold(f32::NEG_INFINITY, f32::max);
+    let (head_size, state) = (out.len(), padded(out.len()));
+    let largest = records.clone().map(|record| record[state]).fold(f32::NEG_INFINITY, f32::max);
     let mut sum = 0.0;
     out.fill(0.0);
     for record in records {
-        let share = exponential(record[head_size] - largest);
-        sum += share * record[head_size + 1];
+        let share = exponential(record[state] - largest);
+        sum += share * record[state + 1];
         out.iter_mut().zip(&record[..head_size]).for_each(|(out, value)| *out += share * value);
     }
     out.iter_mut().for_each(|out| *out /= sum);
@@ -88,123 +96,115 @@ fn join<'a>(records: impl Iterator<Item = &'a [f32]> + Clone, out: &mut [f32]) {
 
 impl Stretch {
     fn compute(&self, level: SimdLevel, inputs: &AttentionInputs<'_>, records: &mut [f32]) {
-        match level {
+        TILE.with_borrow_mut(|tile| match level {
             // SAFETY: portable code needs no instructions.
-            SimdLevel::Scalar => unsafe { self.compute_with::<Portable>(inputs, records) },
+            SimdLevel::Scalar => unsafe { self.compute_with::<Portable>(inputs, tile, records) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the caller capped the level at what this processor has.
-            SimdLevel::Avx2 => unsafe { self.compute_avx2(inputs, records) },
+            SimdLevel::Avx2 => unsafe { self.compute_avx2(inputs, tile, records) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
-            SimdLevel::Avx512 => unsafe { self.compute_avx512(inputs, records) },
+            SimdLevel::Avx512 => unsafe { self.compute_avx512(inputs, tile, records) },
             #[cfg(not(target_arch = "x86_64"))]
             // SAFETY: portable code needs no instructions.
-            _ => unsafe { self.compute_with::<Portable>(inputs, records) },
-        }
+            _ => unsafe { self.compute_with::<Portable>(inputs, tile, records) },
+        })
     }
 
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2,fma,f16c")]
-    fn compute_avx2(&self, inputs: &AttentionInputs<'_>, records: &mut [f32]) {
+    fn compute_avx2(&self, inputs: &AttentionInputs<'_>, tile: &mut KvTile, records: &mut [f32]) {
         // SAFETY: this function is compiled for the instructions of `Avx2`.
-        unsafe { self.compute_with::<super::vector::Avx2>(inputs, records) }
+        unsafe { self.compute_with::<super::vector::Avx2>(inputs, tile, records) }
     }
 
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl")]
-    fn compute_avx512(&self, inputs: &AttentionInputs<'_>, records: &mut [f32]) {
+    fn compute_avx512(&self, inputs: &AttentionInputs<'_>, tile: &mut KvTile, records: &mut [f32]) {
         // SAFETY: this function is compiled for the instructions of `Avx512`.
-        unsafe { self.compute_with::<super::vector::Avx512>(inputs, records) }
+        unsafe { self.compute_with::<super::vector::Avx512>(inputs, tile, records) }
     }
 
     /// # Safety
     /// The instructions of `V` are there.
     #[inline(always)]
-    unsafe fn compute_with<V: Vector16>(&self, inputs: &AttentionInputs<'_>, records: &mut [f32]) {
+    unsafe fn compute_with<V: Vector16>(&self, inputs: &AttentionInputs<'_>, tile: &mut KvTile, records: &mut [f32]) {
         let shape = &inputs.shape;
         let (head_size, group) = (shape.head_size, inputs.n_head / shape.n_head_kv);
         let first_query = (self.row * inputs.n_head + self.head_kv * group) * head_size;
         let queries = &inputs.queries[first_query..first_query + group * head_size];
-        // A row of keys or values is widened once for all query heads that share it.
-        let mut row = vec![0.0_f32; head_size];
-        let mut scores = vec![[f32::NEG_INFINITY; STRETCH]; group];
-        for offset in 0..self.count {
-            let bytes = shape.head(inputs.keys, self.first + offset, self.head_kv);
+        let record = padded(head_size) + STATE;
+        tile.fit(head_size);
+        // SAFETY: passed on from the caller.
+        unsafe { tile.load::<V>(shape, (inputs.keys, inputs.values), self.head_kv, self.first, self.count) };
+        let (query_fours, record_fours) = (queries.chunks_exact(OUTER_ROWS * head_size), records.chunks_exact_mut(OUTER_ROWS * record));
+        for (queries, records) in query_fours.zip(record_fours) {
             // SAFETY: passed on from the caller.
-            unsafe { load_head::<V>(shape.kv_type, bytes, &mut row) };
-            for (query, scores) in queries.chunks_exact(head_size).zip(&mut scores) {
-                // SAFETY: passed on from the caller; both have `head_size` numbers.
-                scores[offset] = unsafe { dot::<V>(query, &row) } * inputs.scale;
-            }
+            unsafe { self.attend::<V, OUTER_ROWS>(inputs.scale, tile, queries, records) };
         }
-        for (record, scores) in records.chunks_exact_mut(head_size + STATE).zip(&mut scores) {
-            let largest = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            scores.iter_mut().for_each(|score| *score = exponential(*score - largest));
-            scores[self.count..].fill(0.0);
-            record[..head_size].fill(0.0);
-            record[head_size] = largest;
-            record[head_size + 1] = lane_sum(scores);
-        }
-        for offset in 0..self.count {
-            let bytes = shape.head(inputs.values, self.first + offset, self.head_kv);
+        let done = group / OUTER_ROWS * OUTER_ROWS;
+        let rest = queries[done * head_size..].chunks_exact(head_size);
+        for (query, record) in rest.zip(records[done * record..].chunks_exact_mut(record)) {
             // SAFETY: passed on from the caller.
-            unsafe { load_head::<V>(shape.kv_type, bytes, &mut row) };
-            for (record, scores) in records.chunks_exact_mut(head_size + STATE).zip(&scores) {
-                // SAFETY: passed on from the caller; both have `head_size` numbers.
-                unsafe { add_scaled::<V>(&mut record[..head_size], scores[offset], &row) };
-            }
+            unsafe { self.attend::<V, 1>(inputs.scale, tile, query, record) };
         }
     }
+
+    /// The partial results of some query heads; every number is one chain over the head's numbers or the positions.
+    ///
+    /// # Safety
+    /// The instructions of `V` are there.
+    #[inline(always)]
+    unsafe fn attend<V: Vector16, const QUERIES: usize>(&self, scale: f32, tile: &KvTile, queries: &[f32], records: &mut [f32]) {
+        let head_size = queries.len() / QUERIES;
+        let padded = padded(head_size);
+        let mut scores = [[0.0_f32; KEY_TILE]; QUERIES];
+        let mut query_rows = [std::ptr::null(); QUERIES];
+        query_rows.iter_mut().zip(queries.chunks_exact(head_size)).for_each(|(row, query)| *row = query.as_ptr());
+        let score_rows = scores.each_mut().map(|row| row.as_mut_ptr());
+        // SAFETY: query rows have `head_size` numbers, the turned keys as many rows of 64, a score row 64.
+        unsafe {
+            outer_product::<V, QUERIES>(head_size, query_rows, tile.keys(), KEY_TILE, score_rows, self.count.next_multiple_of(LANES))
+        };
+        let mut results = [std::ptr::null_mut::<f32>(); QUERIES];
+        for ((scores, record), result) in scores.iter_mut().zip(records.chunks_exact_mut(padded + STATE)).zip(&mut results) {
+            let (weighted, state) = record.split_at_mut(padded);
+            weighted.fill(0.0);
+            state.copy_from_slice(&shares_of(scores, self.count, scale));
+            *result = weighted.as_mut_ptr();
+        }
+        let shares = scores.each_ref().map(|row| row.as_ptr());
+        // SAFETY: share rows have 64 numbers, the values `count` rows of `padded`, a result row `padded`; rows are different.
+        unsafe { outer_product::<V, QUERIES>(self.count, shares, tile.values(), padded, results, padded) };
+    }
+}
+
+/// Turns the first `count` products into shares relative to the largest; gives the largest score and the sum of the shares.
+#[inline(always)]
+fn shares_of(scores: &mut [f32; KEY_TILE], count: usize, scale: f32) -> [f32; STATE] {
+    scores[..count].iter_mut().for_each(|score| *score *= scale);
+    scores[count..].fill(f32::NEG_INFINITY);
+    let mut maxima = [f32::NEG_INFINITY; LANES];
+    for part in scores.as_chunks::<LANES>().0 {
+        maxima.iter_mut().zip(part).for_each(|(largest, score)| *largest = larger(*largest, *score));
+    }
+    let largest = maxima.iter().copied().fold(f32::NEG_INFINITY, larger);
+    scores.iter_mut().for_each(|score| *score = exponential(*score - largest));
+    scores[count..].fill(0.0);
+    [largest, lane_sum(scores)]
 }
 
 /// Sixteen running sums, joined by halves.
 #[inline(always)]
-fn lane_sum(values: &[f32]) -> f32 {
-    let (parts, rest) = values.as_chunks::<LANES>();
+fn lane_sum(values: &[f32; KEY_TILE]) -> f32 {
     let mut lanes = [0.0_f32; LANES];
-    for part in parts {
+    for part in values.as_chunks::<LANES>().0 {
         lanes.iter_mut().zip(part).for_each(|(lane, value)| *lane += value);
     }
     for half in [8, 4, 2, 1] {
         (0..half).for_each(|lane| lanes[lane] += lanes[lane + half]);
     }
-    rest.iter().fold(lanes[0], |sum, value| sum + value)
-}
-
-/// # Safety
-/// The instructions of `V` are there.
-#[inline(always)]
-unsafe fn dot<V: Vector16>(left: &[f32], right: &[f32]) -> f32 {
-    let (left_parts, left_rest) = left.as_chunks::<LANES>();
-    let (right_parts, right_rest) = right.as_chunks::<LANES>();
-    // SAFETY: 16 numbers are read at a time; the caller promises the instructions.
-    let mut sums = [unsafe { V::splat(0.0) }; 2];
-    for (at, (left, right)) in left_parts.iter().zip(right_parts).enumerate() {
-        // SAFETY: as above.
-        sums[at % 2] = unsafe { V::load(left.as_ptr()).multiply_add(V::load(right.as_ptr()), sums[at % 2]) };
-    }
-    let mut lanes = [0.0_f32; 2 * LANES];
-    // SAFETY: two vectors of 16 numbers are written to 32.
-    unsafe {
-        sums[0].store(lanes.as_mut_ptr());
-        sums[1].store(lanes[LANES..].as_mut_ptr());
-    }
-    left_rest.iter().zip(right_rest).fold(lane_sum(&lanes), |sum, (left, right)| left.mul_add(*right, sum))
-}
-
-/// `sum += factor * row`.
-///
-/// # Safety
-/// The instructions of `V` are there.
-#[inline(always)]
-unsafe fn add_scaled<V: Vector16>(sum: &mut [f32], factor: f32, row: &[f32]) {
-    let (sum_parts, sum_rest) = sum.as_chunks_mut::<LANES>();
-    let (row_parts, row_rest) = row.as_chunks::<LANES>();
-    for (sum, row) in sum_parts.iter_mut().zip(row_parts) {
-        // SAFETY: 16 numbers are read and written at a time; the caller promises the instructions.
-        unsafe { V::splat(factor).multiply_add(V::load(row.as_ptr()), V::load(sum.as_ptr())).store(sum.as_mut_ptr()) };
-    }
-    sum_rest.iter_mut().zip(row_rest).for_each(|(sum, row)| *sum = factor.mul_add(*row, *sum));
+    lanes[0]
 }
 
 #[cfg(test)]

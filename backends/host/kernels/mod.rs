@@ -26,6 +26,7 @@ mod gemm_scalar;
 #[cfg(test)]
 mod gemm_tests;
 pub mod kv;
+mod kv_tile;
 pub mod matvec;
 pub mod moe;
 mod moe_prompt;
