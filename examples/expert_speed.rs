@@ -88,23 +88,32 @@ fn best_seconds(pool: &ThreadPool, level: SimdLevel, layer: &Layer, n_tokens: us
     best
 }
 
+/// `n` bytes of `memory` from an address of f32 on, as kernels take their scratch.
+fn aligned(memory: &mut Vec<u8>, n: usize) -> &mut [u8] {
+    memory.resize(n + align_of::<f32>(), 0);
+    let start = memory.as_ptr().align_offset(align_of::<f32>());
+    &mut memory[start..start + n]
+}
+
 fn window_rate(pool: &ThreadPool, level: SimdLevel, layer: &Layer, n_rows: u32) -> f64 {
     let mut residual = vec![0.0; n_rows as usize * N_EMBD];
-    let mut scratch = vec![0; scratch_bytes(&layer.shape, (n_rows * N_USED) as usize)];
+    let mut memory = Vec::new();
+    let scratch = aligned(&mut memory, scratch_bytes(&layer.shape, (n_rows * N_USED) as usize));
     let share = 1e-6;
     let seconds = best_seconds(pool, level, layer, n_rows as usize, |round, inputs| {
         // Every row chooses the same experts, others in each round, so that they come from memory.
         let first = round * N_USED % N_EXPERT;
         let routes: Vec<Route> = (first..first + N_USED).map(|expert| Route { expert, weight: share }).collect();
         let rows = vec![WindowRow { routes: &routes }; n_rows as usize];
-        experts_window(pool, level, &layer.shape, inputs, &rows, &|expert| layer.expert(expert), &mut residual, &mut scratch);
+        experts_window(pool, level, &layer.shape, inputs, &rows, &|expert| layer.expert(expert), &mut residual, scratch);
     });
     N_USED as usize as f64 * layer.expert_bytes() as f64 / seconds / 1e9
 }
 
 fn prompt_rate(pool: &ThreadPool, level: SimdLevel, layer: &Layer, n_tokens: u32) -> f64 {
     let mut residual = vec![0.0; n_tokens as usize * N_EMBD];
-    let mut scratch = vec![0; scratch_bytes(&layer.shape, TILE_PAIRS)];
+    let mut memory = Vec::new();
+    let scratch = aligned(&mut memory, scratch_bytes(&layer.shape, TILE_PAIRS));
     let tokens: Vec<Vec<u32>> =
         (0..N_EXPERT).map(|expert| (0..n_tokens).filter(|token| (token * 5 + expert) % (N_EXPERT / N_USED) == 0).collect()).collect();
     let shares = vec![1e-6; n_tokens as usize];
@@ -113,7 +122,7 @@ fn prompt_rate(pool: &ThreadPool, level: SimdLevel, layer: &Layer, n_tokens: u32
         .map(|(expert, tokens)| ExpertTokens { weights: layer.expert(expert), tokens, shares: &shares[..tokens.len()] })
         .collect();
     let seconds = best_seconds(pool, level, layer, n_tokens as usize, |_, inputs| {
-        experts_prompt_group(pool, level, &layer.shape, inputs, &experts, &mut residual, TILE_PAIRS, &mut scratch);
+        experts_prompt_group(pool, level, &layer.shape, inputs, &experts, &mut residual, TILE_PAIRS, scratch);
     });
     6.0 * (N_EMBD * N_FF) as f64 * f64::from(n_tokens * N_USED) / seconds / 1e9
 }

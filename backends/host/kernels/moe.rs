@@ -72,7 +72,7 @@ impl ExpertShape {
     }
 }
 
-/// Bytes of scratch for `n_pairs` pairs of a token and an expert at once.
+/// Bytes of scratch for `n_pairs` pairs of a token and an expert at once; they begin at a multiple of 4.
 #[must_use]
 pub fn scratch_bytes(shape: &ExpertShape, n_pairs: usize) -> usize {
     n_pairs * (4 * shape.words_per_pair() + row_bytes(shape.inner_format(), shape.n_ff))
@@ -90,13 +90,13 @@ impl<'a> Scratch<'a> {
     /// Cuts the caller's bytes for `n_pairs` pairs.
     ///
     /// # Panics
-    /// Where they are fewer than [`scratch_bytes`].
+    /// Where they are fewer than [`scratch_bytes`] or do not begin at an address of f32, as device memory always does.
     pub(super) fn cut(shape: &ExpertShape, n_pairs: usize, bytes: &'a mut [u8]) -> Self {
         let needed = scratch_bytes(shape, n_pairs);
         assert!(bytes.len() >= needed, "scratch of {} bytes, {needed} needed for {n_pairs} pairs", bytes.len());
         let n_words = n_pairs * shape.words_per_pair();
-        let start = bytes.as_ptr().align_offset(align_of::<f32>());
-        let (words, rows) = bytes[start..].split_at_mut(4 * n_words);
+        assert!(bytes.as_ptr().cast::<f32>().is_aligned(), "scratch begins at {:p}, no address of f32", bytes.as_ptr());
+        let (words, rows) = bytes.split_at_mut(4 * n_words);
         // SAFETY: the start is aligned, the length is a whole number of words, and any four bytes are an f32.
         let words = unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast::<f32>(), n_words) };
         Self { words, rows: &mut rows[..n_pairs * row_bytes(shape.inner_format(), shape.n_ff)] }

@@ -2,10 +2,12 @@
 
 use super::activations::{ActivationFormat, quantise_rows, row_bytes};
 use super::gemm::Activations;
-use super::moe::{ExpertInputs, ExpertShape, ExpertTokens, ExpertWeights, WindowRow, experts_prompt_group, experts_window, scratch_bytes};
+use super::moe::{
+    ExpertInputs, ExpertShape, ExpertTokens, ExpertWeights, Scratch, WindowRow, experts_prompt_group, experts_window, scratch_bytes,
+};
 use super::router::{Route, choose_experts};
 use super::simd::SimdLevel;
-use super::test_data::Numbers;
+use super::test_data::{AlignedBytes, Numbers};
 use crate::backends::host::pool::ThreadPool;
 use crate::quant::QuantType;
 
@@ -74,11 +76,11 @@ impl Layer {
         let experts: Vec<ExpertTokens<'_>> =
             (0_u32..).zip(&lists).map(|(expert, (tokens, shares))| ExpertTokens { weights: self.expert(expert), tokens, shares }).collect();
         let mut residual = self.residual.clone();
-        let mut scratch = vec![0xff; scratch_bytes(&self.shape, tile_pairs)];
+        let mut scratch = AlignedBytes::new(scratch_bytes(&self.shape, tile_pairs));
         let pool = pool(n_threads);
         self.with_inputs(|inputs| {
             for experts in experts.chunks(group) {
-                experts_prompt_group(&pool, level, &self.shape, inputs, experts, &mut residual, tile_pairs, &mut scratch);
+                experts_prompt_group(&pool, level, &self.shape, inputs, experts, &mut residual, tile_pairs, scratch.bytes());
             }
         });
         residual
@@ -88,7 +90,7 @@ impl Layer {
     fn windows(&self, n_threads: usize, rows: usize) -> Vec<f32> {
         let (n, pool) = (self.shape.n_embd, pool(n_threads));
         let mut residual = self.residual.clone();
-        let mut scratch = vec![0xff; scratch_bytes(&self.shape, rows * N_USED)];
+        let mut scratch = AlignedBytes::new(scratch_bytes(&self.shape, rows * N_USED));
         self.with_inputs(|inputs| {
             for (window, (routes, residual)) in self.routes.chunks(rows).zip(residual.chunks_mut(rows * n)).enumerate() {
                 let part = |all: &Activations<'_>, bytes: &mut Vec<u8>| {
@@ -102,7 +104,7 @@ impl Layer {
                     ExpertInputs { gate: Activations { bytes: &gate, ..inputs.gate }, up: Activations { bytes: &up, ..inputs.up } };
                 let rows: Vec<WindowRow<'_>> = routes.iter().map(|routes| WindowRow { routes }).collect();
                 let experts = |expert| self.expert(expert);
-                experts_window(&pool, SimdLevel::detect(), &self.shape, &inputs, &rows, &experts, residual, &mut scratch);
+                experts_window(&pool, SimdLevel::detect(), &self.shape, &inputs, &rows, &experts, residual, scratch.bytes());
             }
         });
         residual
@@ -200,4 +202,12 @@ fn windows_agree_with_f64_and_every_row_has_the_bits_it_has_alone() {
             assert!(layer.windows(n_threads, rows) == alone, "{:?}: windows of {rows} on {n_threads} threads", layer.shape);
         }
     }
+}
+
+#[test]
+#[should_panic(expected = "no address of f32")]
+fn scratch_off_an_address_of_f32_is_refused() {
+    let layer = &layers()[0];
+    let mut scratch = AlignedBytes::new(scratch_bytes(&layer.shape, 1) + 4);
+    let _ = Scratch::cut(&layer.shape, 1, &mut scratch.bytes()[1..]);
 }

@@ -75,3 +75,19 @@ fn scale_offsets(weights: QuantType) -> &'static [usize] {
         _ => &[0],
     }
 }
+
+/// Bytes that begin at an address of u32 and hold ones, as device memory does before its first use.
+pub(super) struct AlignedBytes(Vec<u32>);
+
+impl AlignedBytes {
+    /// At least `n` bytes.
+    pub(super) fn new(n: usize) -> Self {
+        Self(vec![u32::MAX; n.div_ceil(4)])
+    }
+
+    /// The bytes.
+    pub(super) fn bytes(&mut self) -> &mut [u8] {
+        // SAFETY: words are bytes without gaps, and any bytes are words.
+        unsafe { std::slice::from_raw_parts_mut(self.0.as_mut_ptr().cast(), 4 * self.0.len()) }
+    }
+}
