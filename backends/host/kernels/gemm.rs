@@ -62,12 +62,6 @@ impl<'a> Weights<'a> {
         assert!(self.bytes.len() >= needed, "{} rows of {row} bytes need {needed}, {} given", self.n_rows, self.bytes.len());
     }
 
-    /// One row's blocks.
-    #[inline]
-    pub(super) fn row(&self, row: usize) -> &'a [u8] {
-        self.blocks(row, 0, self.n_columns)
-    }
-
     /// The blocks of `columns` columns of a row; both numbers are multiples of the block.
     #[inline]
     pub(super) fn blocks(&self, row: usize, first_column: usize, columns: usize) -> &'a [u8] {

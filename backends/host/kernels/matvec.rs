@@ -17,6 +17,9 @@ use crate::backends::host::pool::ThreadPool;
 pub const WINDOW_ROWS: usize = 8;
 /// Weights in a task: some ten microseconds of work.
 const TASK_WEIGHTS: usize = 1 << 16;
+/// Bytes fetched before a product begins: about what one core can have under way.
+#[cfg(target_arch = "x86_64")]
+const PREFETCH_BYTES: usize = 2048;
 /// Weight rows multiplied at a time.
 pub(super) const TILE_ROWS: usize = 32;
 
@@ -58,6 +61,8 @@ pub(super) struct WindowProduct<'a> {
     /// The activation rows of the window, in the order of the results.
     rows: [&'a [u8]; WINDOW_ROWS],
     n_rows: usize,
+    /// Bytes of a weight row.
+    row_bytes: usize,
     /// The fused product; none for f32 activations with quantised weights, which are dequantised first.
     fused: Option<Dots>,
 }
@@ -79,7 +84,8 @@ impl<'a> WindowProduct<'a> {
         let fused = (activations.format == own_format).then(|| dots(level, weights.quant));
         let mut rows: [&[u8]; WINDOW_ROWS] = [&[]; WINDOW_ROWS];
         rows.iter_mut().zip(tokens).for_each(|(row, token)| *row = activations.row(*token));
-        Self { level, weights: *weights, rows, n_rows: tokens.len(), fused }
+        let row_bytes = weights.n_columns / weights.quant.block_len() * weights.quant.block_bytes();
+        Self { level, weights: *weights, rows, n_rows: tokens.len(), row_bytes, fused }
     }
 
     /// The products of `count` weight rows from `first` on with every activation row, a line of results each.
@@ -87,7 +93,8 @@ impl<'a> WindowProduct<'a> {
         let mut done = 0;
         if let Some(four) = self.fused.and_then(|dots| dots.four_for(self.n_rows)) {
             while done + 4 <= count {
-                let weights = [0, 1, 2, 3].map(|row| self.weights.row(first + done + row));
+                let place = first + done;
+                let weights = [self.row(place), self.row(place + 1), self.row(place + 2), self.row(place + 3)];
                 for (row, results) in self.rows[..self.n_rows].iter().zip(results.iter_mut()) {
                     results[done..done + 4].copy_from_slice(&four(weights, row));
                 }
@@ -101,9 +108,28 @@ impl<'a> WindowProduct<'a> {
         }
     }
 
+    /// One row's blocks.
+    #[inline]
+    fn row(&self, row: usize) -> &'a [u8] {
+        &self.weights.bytes[row * self.weights.row_stride..][..self.row_bytes]
+    }
+
+    /// Fetches the beginning of the rows from `first` on, which [`tile`](Self::tile) then finds in the cache.
+    #[inline]
+    pub(super) fn prefetch(&self, first: usize) {
+        #[cfg(not(target_arch = "x86_64"))]
+        let _ = first;
+        #[cfg(target_arch = "x86_64")]
+        for line in (0..(4 * self.row_bytes).min(PREFETCH_BYTES)).step_by(64) {
+            use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+            // SAFETY: a prefetch reads nothing and never faults, whatever the address.
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(self.weights.bytes.as_ptr().wrapping_add(first * self.weights.row_stride + line).cast()) };
+        }
+    }
+
     /// The products of one weight row with every activation row.
     fn dots(&self, row: usize, out: &mut [f32]) {
-        let weights = self.weights.row(row);
+        let weights = self.row(row);
         match self.fused {
             Some(dots) => dots.rows(weights, &self.rows[..self.n_rows], out),
             None => self.float_dots(weights, out),

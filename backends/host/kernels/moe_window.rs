@@ -10,6 +10,9 @@ use super::simd::SimdLevel;
 use super::swiglu::swiglu;
 use crate::backends::host::pool::ThreadPool;
 
+/// Numbers quantised in a task: some microseconds, enough to pay for waking a thread.
+const TASK_NUMBERS: usize = 8192;
+
 /// One row of a window.
 #[derive(Clone, Copy, Debug)]
 pub struct WindowRow<'a> {
@@ -53,10 +56,13 @@ pub fn experts_window<'a>(
     let activated = SharedSlice::new(&mut scratch.words[..n_pairs * shape.n_ff]);
     gate_and_up(pool, level, shape, inputs, &chosen, activated);
     let stored = SharedSlice::new(&mut *scratch.rows);
-    pool.run(n_pairs, &|pair| {
-        // SAFETY: each pair has its own rows and one task; the loop before has ended.
-        let (row, stored) = unsafe { (activated.part(pair * shape.n_ff, shape.n_ff), stored.part(pair * inner_bytes, inner_bytes)) };
-        quantise_row(level, shape.inner_format(), row, stored);
+    let pairs_per_task = (TASK_NUMBERS / shape.n_ff.max(1)).max(1);
+    pool.run(n_pairs.div_ceil(pairs_per_task), &|task| {
+        for pair in task * pairs_per_task..((task + 1) * pairs_per_task).min(n_pairs) {
+            // SAFETY: each pair has its own rows and one task; the loop before has ended.
+            let (row, stored) = unsafe { (activated.part(pair * shape.n_ff, shape.n_ff), stored.part(pair * inner_bytes, inner_bytes)) };
+            quantise_row(level, shape.inner_format(), row, stored);
+        }
     });
     let inner = Activations { format: shape.inner_format(), n: shape.n_ff, bytes: scratch.rows };
     down(pool, level, shape, &inner, &chosen, residual);
@@ -104,6 +110,7 @@ fn gate_and_up(
         let (gate_product, up_product) = &products[index];
         let (count, n_rows) = (TILE_ROWS.min(shape.n_ff - first), chosen[index].rows.len());
         let (mut gate, mut up) = (NO_RESULTS, NO_RESULTS);
+        up_product.prefetch(first);
         gate_product.tile(first, count, &mut gate);
         up_product.tile(first, count, &mut up);
         for (row, (gate, up)) in gate[..n_rows].iter_mut().zip(&up).enumerate() {
@@ -129,7 +136,10 @@ fn down(pool: &ThreadPool, level: SimdLevel, shape: &ExpertShape, inner: &Activa
         let first = task * TILE_ROWS;
         let count = TILE_ROWS.min(shape.n_embd - first);
         let mut tile = NO_RESULTS;
-        for (product, chosen) in products.iter().zip(chosen) {
+        for (index, (product, chosen)) in products.iter().zip(chosen).enumerate() {
+            if let Some(next) = products.get(index + 1) {
+                next.prefetch(first);
+            }
             product.tile(first, count, &mut tile);
             for ((row, share), results) in chosen.rows.iter().zip(&tile) {
                 // SAFETY: these columns are this task's own.
