@@ -95,7 +95,8 @@ impl Sampler {
         let recent = &history[history.len().saturating_sub(penalty_last_n as usize)..];
         let mut seen = std::collections::BTreeMap::new();
         for &token in recent {
-            *seen.entry(token).or_insert(0u16) += 1;
+            let times = seen.entry(token).or_insert(0u16);
+            *times = times.saturating_add(1);
         }
         for (token, times) in seen {
             let Some(logit) = adjusted.get_mut(token as usize) else { continue };
@@ -216,5 +217,15 @@ mod tests {
         assert_eq!(greedy(|s| s.presence_penalty = 1.5).choose(&logits, &[1], 0), Some(0));
         assert_eq!(greedy(|s| s.frequency_penalty = 0.6).choose(&logits, &[1, 1], 0), Some(0));
         assert_eq!(greedy(|s| s.frequency_penalty = 0.6).choose(&logits, &[1], 0), Some(1));
+    }
+
+    #[test]
+    fn a_token_repeated_past_the_counter_is_still_penalised() {
+        let sampler = sampler(|s| {
+            s.temperature = 0.0;
+            s.frequency_penalty = 1.0;
+            s.penalty_last_n = 1 << 20;
+        });
+        assert_eq!(sampler.choose(&[1.0, 2.0], &vec![1; 1 << 16], 0), Some(0));
     }
 }
