@@ -433,7 +433,9 @@ impl<B: Backend> Engine<B> {
     }
 
     fn note_free_memory(&mut self) {
-        if let Ok(Some(free)) = self.backend.memory_info().map(|info| info.free) {
+        // As at start, 0 or more than the total is asked for once more; a device that is full says 0 twice.
+        let free = || self.backend.memory_info().ok().and_then(|info| info.free.filter(|free| *free <= info.total));
+        if let Some(free) = free().filter(|free| *free > Bytes::ZERO).or_else(free) {
             self.lowest_free = Some(self.lowest_free.map_or(free, |lowest| lowest.min(free)));
         }
     }
