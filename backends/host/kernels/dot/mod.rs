@@ -10,7 +10,8 @@
 //!
 //! All products of a block are summed as integers, exactly, in every form. The forms differ only in the order in which the
 //! blocks' f32 results are added. `scalar` is the reference; `vector_32` and `vector_256` hold the loops for AVX2 and
-//! AVX-512 and ask `codes_32`, `codes_k` and `codes_iq` for the weights as bytes.
+//! AVX-512 and ask `codes_32`, `codes_k` and `codes_iq` for the weights as bytes. `iq3_xxs` is a
+//! form of its own for AVX-512 with VBMI, so at that level the sums of IQ3_XXS may round differently without VBMI.
 
 #[cfg(target_arch = "x86_64")]
 mod codes_32;

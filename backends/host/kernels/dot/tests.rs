@@ -128,6 +128,38 @@ fn forms_differ_from_the_scalar_one_only_by_the_order_of_sums() {
     }
 }
 
+#[test]
+fn four_weight_rows_at_once_have_the_bits_they_have_alone() {
+    let mut bits = Bits(0x0246_8ace_1357_9bdf);
+    for quant_type in QuantType::ALL {
+        for (n, level) in lengths(quant_type).into_iter().flat_map(|n| levels().map(move |level| (n, level))) {
+            let rows = [(); 4].map(|()| weights(quant_type, n, &mut bits));
+            let (row, _) = activations(quant_type, n, &mut bits);
+            let Some(four) = super::dots(level, quant_type).four_for(1) else { continue };
+            let alone = rows.each_ref().map(|blocks| dot_fn(level, quant_type)(blocks, &row));
+            assert_eq!(four(rows.each_ref().map(Vec::as_slice), &row), alone, "{quant_type} {level:?} n {n}");
+        }
+    }
+}
+
+/// Processors without VBMI take the general form at the highest level; those with it would otherwise never run that form.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn both_avx512_forms_of_iq3_xxs_agree() {
+    if SimdLevel::detect() < SimdLevel::Avx512 {
+        return;
+    }
+    let mut bits = Bits(0x1122_3344_5566_7788);
+    for n in lengths(QuantType::IQ3_XXS) {
+        let blocks = weights(QuantType::IQ3_XXS, n, &mut bits);
+        let (row, values) = activations(QuantType::IQ3_XXS, n, &mut bits);
+        let (_, magnitude) = exact(QuantType::IQ3_XXS, &blocks, &values);
+        let general = super::vector_256::dot_avx512::<super::weights::IQ3_XXS>(&blocks, &row);
+        let error = f64::from(dot_fn(SimdLevel::Avx512, QuantType::IQ3_XXS)(&blocks, &row) - general).abs() / magnitude;
+        assert!(error <= 1e-6, "n {n}: off by {error:e} of {magnitude}");
+    }
+}
+
 /// The bounds above can fail: one flipped bit of a weight moves the result by more than the forms may differ.
 #[test]
 fn a_corrupted_weight_is_noticed_by_every_form() {
