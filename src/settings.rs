@@ -196,7 +196,7 @@ pub enum ChunkSetting {
         /// It chooses no larger chunk than this.
         max: Option<u32>,
     },
-    /// Always this many.
+    /// At most this many; chunks of one prompt are levelled.
     Tokens(u32),
 }
 
@@ -219,7 +219,7 @@ pub enum BlockSetting {
 /// Fresh tokens from which a prompt is read with the head's VRAM lent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AliasThreshold {
-    /// The planner compares predicted times.
+    /// The planner compares bytes over the link.
     #[default]
     Auto,
     /// From this many on; 0 forces the alias for every prompt of two tokens or more.

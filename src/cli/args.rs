@@ -293,7 +293,7 @@ pub struct PromptArgs {
     /// How the head's VRAM is lent
     #[arg(long, value_name = "overlay|realloc", default_value = "overlay", value_parser = one_of(&["overlay", "realloc"]), hide = true)]
     pub head_alias_mode: String,
-    /// Fresh tokens from which the head is lent; auto compares predicted times, 0 always lends
+    /// Fresh tokens from which the head is lent; auto compares bytes over the link, 0 always lends
     #[arg(long, value_name = "auto|N", default_value = "auto")]
     pub alias_min_tokens: AliasThreshold,
     /// Prompts of at most N tokens may be read one token after another, with nothing lent; 0 is never
@@ -347,10 +347,10 @@ pub struct SamplingArgs {
     /// Divides logits of tokens seen before; 1 is off [default: the model file's]
     #[arg(long, value_name = "R", value_parser = real(REPEAT))]
     pub repeat_penalty: Option<f32>,
-    /// Taken once from logits of tokens seen before [default: the model file's]
+    /// Taken once from logits of tokens seen before [default: 0]
     #[arg(long, value_name = "R", value_parser = real(PENALTY))]
     pub presence_penalty: Option<f32>,
-    /// Taken from logits for each time a token was seen [default: the model file's]
+    /// Taken from logits for each time a token was seen [default: 0]
     #[arg(long, value_name = "R", value_parser = real(PENALTY))]
     pub frequency_penalty: Option<f32>,
     /// Last tokens that penalties look at; 0 is off [default: the model file's]

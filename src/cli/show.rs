@@ -44,7 +44,9 @@ fn typed_value(setting: &Setting) -> Option<toml::Value> {
     let text = setting.value.as_ref()?.to_string_lossy().into_owned();
     let number = text.parse::<i64>().map(toml::Value::Integer);
     let value = number.or_else(|_| text.parse::<bool>().map(toml::Value::Boolean));
-    let value = value.or_else(|_| text.parse::<f64>().map(toml::Value::Float));
+    // A whole number beyond TOML's would lose its last digits as a float.
+    let whole = text.bytes().all(|byte| byte.is_ascii_digit());
+    let value = value.or_else(|error| if whole { Err(error) } else { text.parse::<f64>().map(toml::Value::Float).map_err(|_| error) });
     Some(value.unwrap_or(toml::Value::String(text)))
 }
 

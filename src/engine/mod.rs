@@ -324,7 +324,8 @@ impl<B: Backend> Engine<B> {
         for block in way::levelled(tokens, place.layout.size.block) {
             let mut on_rows = |rows| on_event(Event::Reading { done: rows_done + rows, total });
             let position = self.sequence.len();
-            let read = reader.read_block(block, position, &self.embedding, &self.scheduler, &mut self.experts, &mut on_rows)?;
+            let read = reader.read_block(block, position, &self.embedding, &self.scheduler, &mut self.experts, &mut on_rows);
+            let read = read.inspect_err(|_| reader.abandon())?;
             if read.is_break() {
                 return Ok(ControlFlow::Break(()));
             }

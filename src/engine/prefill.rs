@@ -152,6 +152,12 @@ impl<'a, B: Backend> PromptReader<'a, B> {
         Ok(ControlFlow::Continue(()))
     }
 
+    /// Waits for experts that are still on their way, after reading failed: nothing may land in the arena once it is handed back.
+    pub fn abandon(&self) {
+        // What made reading fail is told already; a device that fails here, too, has nothing on its way any more.
+        let _ = self.backend.synchronise(&self.copy_stream);
+    }
+
     /// Logits of all rows of the block just read, tile by tile, handed to `sink` row by row.
     ///
     /// # Errors

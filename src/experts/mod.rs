@@ -172,8 +172,8 @@ impl<B: Backend> Experts<B> {
         self.refilling.len()
     }
 
-    /// Takes note of the experts that a window used and, now and then, exchanges a few cold residents for hot absentees. `used`
-    /// holds the routes of one layer after another, `n_used` each row.
+    /// Takes note of the experts that a window used and, now and then, exchanges a few cold residents for hot absentees.
+    /// `routes` holds the experts of one layer after another.
     ///
     /// # Errors
     /// The backend's.

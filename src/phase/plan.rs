@@ -86,7 +86,7 @@ pub struct OwnerBytes {
 /// All owners of a phase.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct PhaseBytes {
-    /// Shares, largest parts first as the formula writes them.
+    /// Shares, in the order of the formula.
     pub owners: Vec<OwnerBytes>,
     /// Their sum.
     pub total_bytes: Bytes,

@@ -13,7 +13,7 @@ use crate::backend::Backend;
 use crate::cli::command::DemoConfig;
 use crate::cli::config::Config;
 use crate::cli::exit::{CommandError, ExitStatus};
-use crate::cli::write_stdout;
+use crate::cli::{say, write_stdout};
 use crate::engine::{Engine, Finish, Outcome, Request};
 use crate::gguf::GgufFile;
 use crate::model::{Model, ModelError};
@@ -56,12 +56,17 @@ pub fn demo<B: Backend>(demo: &DemoConfig, config: &Config, open: Opener<B>) -> 
     sampling.seed = demo.sampling.seed.unwrap_or(SEED);
     let request = Request { prompt, tokens_max: TOKENS_WRITTEN, sampling, stop_tokens: Vec::new() };
     let settings = demo_settings(&demo.engine, config);
+    for forced in ["prefill-head-alias", "alias-min-tokens", "deterministic"] {
+        if config.settings.said(forced).is_some() {
+            say::line(format!("warning: --{forced} changes nothing here: the demo lends the head in one run and keeps it in the other"));
+        }
+    }
 
     let mut engine = session::start(&model, &settings, config, open)?;
     let shape = &model.shape;
     let quoted: String = TEXT.lines().rev().take(3).collect::<Vec<_>>().into_iter().rev().collect::<Vec<_>>().join("\n  ");
     let intro = format!(
-        "A model of {} layers with {} experts each, {} of routed experts, on a device of {} simulated in RAM.\n\n{}\n\n\
+        "A model of {} layers with {} experts each, {} of routed experts, on a device of {} simulated in RAM.\n\nWith the head lent:\n{}\n\n\
          It reads {} tokens of the King James Bible, the last lines of which are\n\n  {quoted}\n\n\
          and writes on (a model of 9 million weights has learned the style of its texts, not their sense):\n\n",
         shape.n_layer,
@@ -82,6 +87,9 @@ pub fn demo<B: Backend>(demo: &DemoConfig, config: &Config, open: Opener<B>) -> 
 
     let kept_settings = EngineSettings { head_alias: false, ..settings };
     let mut engine: Engine<B> = session::start(&model, &kept_settings, config, open)?;
+    if !config.json {
+        write_stdout(&format!("\n\nThe same with the head kept, as a start without --prefill-head-alias has it:\n{}\n", engine.plan()))?;
+    }
     let outcome = generate(&mut engine, &request, &interrupt, &mut StreamedText::new(&tokenizer, false))?;
     let kept = Run { name: "head kept", plan: engine.plan().clone(), outcome };
 
@@ -90,7 +98,7 @@ pub fn demo<B: Backend>(demo: &DemoConfig, config: &Config, open: Opener<B>) -> 
         let report = serde_json::json!({ "text": text, "head_kept": as_json(&kept), "head_lent": as_json(&lent), "identical": identical });
         write_stdout(&format!("{report}\n"))?;
     } else {
-        write_stdout(&format!("\n\n{}", table(&[&kept, &lent], identical)))?;
+        write_stdout(&format!("\n{}", table(&[&kept, &lent], identical)))?;
     }
     if [&lent, &kept].iter().any(|run| run.outcome.finish == Finish::Cancelled) {
         return Err(CommandError::new(ExitStatus::Interrupted, anyhow::anyhow!("interrupted")));
