@@ -7,8 +7,8 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use common::engine::{bard, device, engine, greedy, run, settings, synthetic_model, tokens};
-use ebbtide::engine::way::Way;
 use ebbtide::backends::host::{HostBackend, HostConfig};
+use ebbtide::engine::way::Way;
 use ebbtide::engine::{Engine, Event, Finish, Outcome, read_device_budget};
 use ebbtide::model::Model;
 use ebbtide::settings::{AliasThreshold, ChunkSetting, EngineSettings, ExpertCache, Refill};
@@ -227,9 +227,8 @@ fn a_lost_device_is_an_error_and_no_panic() {
 fn prompts_that_cannot_be_read_are_refused_with_numbers() {
     let model = synthetic_model("--shape micro --seed 4 --type Q4_K --head-type Q6_K");
     let mut engine = engine(&model, &settings(64));
-    let mut refusal = |prompt: &[TokenId]| {
-        engine.generate(&greedy(prompt, 4), &mut |_| ControlFlow::Continue(())).expect_err("refused").to_string()
-    };
+    let mut refusal =
+        |prompt: &[TokenId]| engine.generate(&greedy(prompt, 4), &mut |_| ControlFlow::Continue(())).expect_err("refused").to_string();
     assert!(refusal(&[]).contains("empty"));
     let long = refusal(&tokens(1, 64, 500));
     assert!(long.contains("64 tokens") && long.contains("holds 64"), "{long}");

@@ -145,7 +145,8 @@ impl Launcher {
     }
 
     fn attention(&self, operands: &Operands<'_>, op: &Op) -> Result<Cost> {
-        let Op::Attention { q, k_cache, v_cache, format, positions, out, n_rows, n_head, n_head_kv, head_dim, n_ctx, scale, path } = *op else {
+        let Op::Attention { q, k_cache, v_cache, format, positions, out, n_rows, n_head, n_head_kv, head_dim, n_ctx, scale, path } = *op
+        else {
             unreachable!("called for attention only");
         };
         let shape = KvShape { kv_type: kv_type(format), n_head_kv: n_head_kv as usize, head_size: head_dim as usize };

@@ -101,8 +101,11 @@ impl Op {
                 check.shape(&[("n_rows", n_rows), ("n_head_kv", n_head_kv), ("head_dim", head_dim)])?;
                 check.cache(format, n_head_kv, head_dim, n_ctx)
             }
-            Self::Attention { format, n_rows, n_head, n_head_kv, head_dim, n_ctx, .. } => {
+            Self::Attention { format, n_rows, n_head, n_head_kv, head_dim, n_ctx, path, .. } => {
                 check.shape(&[("n_rows", n_rows), ("n_head", n_head), ("head_dim", head_dim)])?;
+                if path == Path::Window {
+                    check.window(n_rows)?;
+                }
                 check.cache(format, n_head_kv, head_dim, n_ctx)?;
                 check.demand(n_head.is_multiple_of(n_head_kv), || format!("{n_head} query heads cannot share {n_head_kv} key heads"))
             }

@@ -31,7 +31,9 @@ pub enum EngineError {
     #[error(transparent)]
     Quant(#[from] QuantError),
     /// More tokens than the context holds. Nothing was read.
-    #[error("the prompt has {prompt_tokens} tokens, the context holds {ctx_tokens}, one of them for the answer: raise --ctx or shorten the prompt")]
+    #[error(
+        "the prompt has {prompt_tokens} tokens, the context holds {ctx_tokens}, one of them for the answer: raise --ctx or shorten the prompt"
+    )]
     PromptTooLong {
         /// Tokens of the prompt.
         prompt_tokens: usize,
@@ -52,13 +54,17 @@ pub enum EngineError {
         n_vocab: u32,
     },
     /// The model computed something that is no number: a damaged file or a fault of ours.
-    #[error("the logits at position {position} are not finite: the model file may be damaged (try `ebbtide perplexity`), nothing was written for it")]
+    #[error(
+        "the logits at position {position} are not finite: the model file may be damaged (try `ebbtide perplexity`), nothing was written for it"
+    )]
     NotFinite {
         /// Position of the window.
         position: usize,
     },
     /// The prompt buffers do not fit where they must.
-    #[error("reading with all logits needs {needed} for one token, {left} can be lent while the head is kept: raise --vram-mib or lower --expert-cache")]
+    #[error(
+        "reading with all logits needs {needed} for one token, {left} can be lent while the head is kept: raise --vram-mib or lower --expert-cache"
+    )]
     NoLogitsRoom {
         /// Bytes for one token.
         needed: Bytes,

@@ -17,8 +17,8 @@ mod split;
 mod stream;
 mod vocabulary;
 
-pub use spec::spec_from_metadata;
 pub use chat::{ChatError, ChatTemplate, Json, Message, RenderOptions};
+pub use spec::spec_from_metadata;
 pub use special::unshield;
 pub use stream::{StreamDecoder, Utf8Stream};
 

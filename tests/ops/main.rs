@@ -288,9 +288,10 @@ fn attention_sees_the_stored_rows_up_to_its_own_position<B: Backend>(rig: &Rig<B
             cache
         });
         // What lies behind the last row is fresh memory: touching it would show.
-        for positions in [vec![0], vec![74], vec![3, 4, 40, 64, 74]] {
+        let cases = [vec![0], vec![74], vec![3, 4, 40, 64, 74]];
+        for (positions, path) in cases.iter().flat_map(|positions| [Path::Prompt, Path::Window].map(|path| (positions, path))) {
             let queries = numbers.floats(positions.len() * q_row, 2.0);
-            let (q, out, positions_at) = (rig.upload_f32(&queries), rig.buffer(4 * queries.len()), rig.upload_i32(&positions));
+            let (q, out, positions_at) = (rig.upload_f32(&queries), rig.buffer(4 * queries.len()), rig.upload_i32(positions));
             let op = Op::Attention {
                 q: start(&q),
                 k_cache: start(&caches[0]),
@@ -304,6 +305,7 @@ fn attention_sees_the_stored_rows_up_to_its_own_position<B: Backend>(rig: &Rig<B
                 head_dim,
                 n_ctx,
                 scale,
+                path,
             };
             rig.run(&op).expect("runs");
             let mut expected = Vec::new();
@@ -319,7 +321,7 @@ fn attention_sees_the_stored_rows_up_to_its_own_position<B: Backend>(rig: &Rig<B
                 }
                 expected.extend(sum);
             }
-            assert_close(&format!("{format:?} at {positions:?}"), &rig.download_f32(&out), &expected, cache_tolerance(format));
+            assert_close(&format!("{format:?} at {positions:?}, {path:?}"), &rig.download_f32(&out), &expected, cache_tolerance(format));
         }
     }
 }

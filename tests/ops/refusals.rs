@@ -30,8 +30,9 @@ pub fn shapes_that_no_kernel_takes_are_refused<B: Backend>(rig: &Rig<B>) {
         n_ctx,
     };
     let attention = |format, n_head, n_head_kv, head_dim| {
-        let (n_rows, n_ctx, scale) = (1, 8, 1.0);
-        Op::Attention { q: at, k_cache: at, v_cache: at, format, positions: at, out: at, n_rows, n_head, n_head_kv, head_dim, n_ctx, scale }
+        let (n_rows, n_ctx, scale, path) = (1, 8, 1.0, Path::Prompt);
+        let (q, k_cache, v_cache, positions, out) = (at, at, at, at, at);
+        Op::Attention { q, k_cache, v_cache, format, positions, out, n_rows, n_head, n_head_kv, head_dim, n_ctx, scale, path }
     };
     let router = |n_expert, n_used| Op::Router { logits: at, ids: at, weights: at, n_rows: 1, n_expert, n_used, scale: 1.0 };
     let shape = |n_embd, n_ff, down_format| {

@@ -13,7 +13,6 @@ use super::simd::SimdLevel;
 use crate::backends::host::pool::ThreadPool;
 pub use crate::quant::ActivationFormat;
 
-
 /// Bytes of one row of `n` numbers; always a multiple of 4.
 ///
 /// # Panics
