@@ -76,7 +76,7 @@ impl Launcher {
                 let n = n_rows * n_head as usize * head_size;
                 let rope = Rope { head_size, n_rotated: n_rot as usize, freq_base: f64::from(freq_base) };
                 let norm = HeadNorm { weight: operands.read(weight, head_size)?, epsilon: eps };
-                let positions = operands.positions(positions, n_rows, u32::MAX)?;
+                let positions = operands.ascending_positions(positions, n_rows)?;
                 norm_and_rotate(&self.pool, self.level, rope, Some(norm), operands.write(x, n)?, positions);
                 Ok(bytes_cost(8 * n))
             }

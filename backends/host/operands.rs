@@ -78,12 +78,20 @@ impl<'a> Operands<'a> {
         Ok(unsafe { std::slice::from_raw_parts_mut(pointer.cast(), n) })
     }
 
-    /// Positions of rows: ascending and inside a cache of `n_ctx` tokens. Poisoned memory fails here.
+    /// Positions of rows inside a cache of `n_ctx` tokens: as [`Operands::ascending_positions`].
     pub fn positions(&self, addr: Addr, n_rows: usize, n_ctx: u32) -> Result<&'a [i32]> {
+        let positions = self.ascending_positions(addr, n_rows)?;
+        match positions.iter().find(|position| position.unsigned_abs() >= n_ctx) {
+            Some(outside) => Err(self.refuse(format!("position {outside} is outside a context of {n_ctx} tokens"))),
+            None => Ok(positions),
+        }
+    }
+
+    /// Positions of rows: ascending from 0 on at the earliest. Poisoned memory fails here.
+    pub fn ascending_positions(&self, addr: Addr, n_rows: usize) -> Result<&'a [i32]> {
         let positions = self.read::<i32>(addr, n_rows)?;
-        let inside = |&position: &i32| u32::try_from(position).is_ok_and(|position| position < n_ctx);
-        if let Some(outside) = positions.iter().find(|position| !inside(position)) {
-            return Err(self.refuse(format!("position {outside} is outside a context of {n_ctx} tokens")));
+        if let Some(negative) = positions.iter().find(|position| **position < 0) {
+            return Err(self.refuse(format!("position {negative} is no position")));
         }
         if !positions.is_sorted_by(|left, right| left < right) {
             return Err(self.refuse("positions do not ascend".to_owned()));
