@@ -55,6 +55,16 @@ impl<'a> Weights<'a> {
         weights
     }
 
+    /// Asserts that these weights and `activations` make a product; returns the format that goes with the weights.
+    pub(super) fn check_with(&self, activations: &Activations<'_>) -> ActivationFormat {
+        self.check();
+        assert_eq!(self.n_columns, activations.n, "columns and activations");
+        let own_format = ActivationFormat::for_weights(self.quant, false);
+        let fits = activations.format == ActivationFormat::F32 || activations.format == own_format;
+        assert!(fits, "{:?} activations with {} weights", activations.format, self.quant);
+        own_format
+    }
+
     pub(super) fn check(&self) {
         let row = self.n_columns / self.quant.block_len() * self.quant.block_bytes();
         assert!(self.n_columns.is_multiple_of(self.quant.block_len()), "{} columns of {}", self.n_columns, self.quant);
@@ -227,15 +237,7 @@ impl<'a> Product<'a> {
         out: SharedSlice<'a, f32>,
         out_stride: usize,
     ) -> Self {
-        weights.check();
-        assert_eq!(weights.n_columns, activations.n, "columns and activations");
-        let own_format = ActivationFormat::for_weights(weights.quant, false);
-        assert!(
-            activations.format == ActivationFormat::F32 || activations.format == own_format,
-            "{:?} activations with {} weights",
-            activations.format,
-            weights.quant
-        );
+        weights.check_with(activations);
         assert!(out_stride >= weights.n_rows, "a result row of {} needs a stride of as many, not {out_stride}", weights.n_rows);
         let needed = tokens.len().checked_sub(1).map_or(0, |before| before * out_stride + weights.n_rows);
         assert!(out.len() >= needed, "result of {needed} elements, {} given", out.len());

@@ -3,7 +3,6 @@
 //! Every element is one dot product of a weight row and an activation row, computed by the same function whatever the number
 //! of rows in the window: a window of eight rows gives each the bits it has alone.
 
-use super::activations::ActivationFormat;
 use super::codes::CHUNK;
 use super::dot::{Dots, dots};
 use super::floats;
@@ -70,17 +69,9 @@ pub(super) struct WindowProduct<'a> {
 impl<'a> WindowProduct<'a> {
     /// Checks shapes; `tokens` are the activation rows taken.
     pub(super) fn new(level: SimdLevel, weights: &Weights<'a>, activations: &Activations<'a>, tokens: &[usize]) -> Self {
-        weights.check();
-        assert_eq!(weights.n_columns, activations.n, "columns and activations");
+        let own_format = weights.check_with(activations);
         assert!(tokens.len() <= WINDOW_ROWS, "a window of {} rows, at most {WINDOW_ROWS}", tokens.len());
         let level = level.min(SimdLevel::detect());
-        let own_format = ActivationFormat::for_weights(weights.quant, false);
-        assert!(
-            activations.format == ActivationFormat::F32 || activations.format == own_format,
-            "{:?} activations with {} weights",
-            activations.format,
-            weights.quant
-        );
         let fused = (activations.format == own_format).then(|| dots(level, weights.quant));
         let mut rows: [&[u8]; WINDOW_ROWS] = [&[]; WINDOW_ROWS];
         rows.iter_mut().zip(tokens).for_each(|(row, token)| *row = activations.row(*token));
@@ -225,6 +216,7 @@ unsafe fn add_products<V: Vector16>(left: *const f32, right: *const f32, sums: &
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backends::host::kernels::activations::ActivationFormat;
     use crate::backends::host::kernels::activations::{quantise_rows, row_bytes};
     use crate::backends::host::kernels::gemm::{TokenRows, gemm};
     use crate::backends::host::kernels::test_data::Numbers;
