@@ -212,8 +212,10 @@ pub enum BlockSetting {
     /// The planner chooses.
     #[default]
     Auto,
-    /// This many.
+    /// At most this many; blocks of one prompt are levelled.
     Tokens(u32),
+    /// Every block is one chunk: the founding document's order, for comparison.
+    Chunk,
 }
 
 /// Fresh tokens from which a prompt is read with the head's VRAM lent.
@@ -261,9 +263,31 @@ macro_rules! auto_or_number {
 }
 auto_or_number!(ContextSetting::Tokens, "tokens", 1, CONTEXT_TOKENS_MAX);
 auto_or_number!(ExpertCache::Slots, "slots", 1, SLOTS_MAX);
-auto_or_number!(BlockSetting::Tokens, "tokens", 1, CHUNK_TOKENS_MAX);
 auto_or_number!(AliasThreshold::Tokens, "tokens", 0, CONTEXT_TOKENS_MAX);
 auto_or_number!(ShortRead::Tokens, "tokens", 0, CONTEXT_TOKENS_MAX);
+
+impl FromStr for BlockSetting {
+    type Err = SettingError;
+
+    fn from_str(text: &str) -> Result<Self, SettingError> {
+        let bounds = WholeNumber { form: "`auto`, `chunk` or a whole number", unit: "tokens", least: 1, most: u64::from(CHUNK_TOKENS_MAX) };
+        match text {
+            "auto" => Ok(Self::Auto),
+            "chunk" => Ok(Self::Chunk),
+            number => bounds.parse_u32(number).map(Self::Tokens),
+        }
+    }
+}
+
+impl fmt::Display for BlockSetting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Chunk => f.write_str("chunk"),
+            Self::Tokens(tokens) => write!(f, "{tokens}"),
+        }
+    }
+}
 
 impl FromStr for ChunkSetting {
     type Err = SettingError;
@@ -309,8 +333,10 @@ pub struct EngineSettings {
     pub kv: KvType,
     /// VRAM slots.
     pub expert_cache: ExpertCache,
-    /// Chunk of the prompt path, and its block: this version reads with both equal.
+    /// Chunk of the prompt path.
     pub chunk: ChunkSetting,
+    /// Block of the prompt path; one that is no longer than the chunk is read as a single chunk.
+    pub block: BlockSetting,
     /// The head's VRAM may be lent to the prompt path.
     pub head_alias: bool,
     /// When it is lent; without effect where `head_alias` is false.
@@ -339,6 +365,7 @@ impl Default for EngineSettings {
             kv: KvType::default(),
             expert_cache: ExpertCache::default(),
             chunk: ChunkSetting::default(),
+            block: BlockSetting::default(),
             head_alias: false,
             alias_min_tokens: AliasThreshold::default(),
             short_read: ShortRead::default(),
@@ -405,7 +432,7 @@ mod tests {
         returns::<DeviceSetting>(DeviceSetting::CHOICES);
         returns::<ContextSetting>(&["auto", "1", "4194304"]);
         returns::<ExpertCache>(&["auto", "1", "40"]);
-        returns::<BlockSetting>(&["auto", "512"]);
+        returns::<BlockSetting>(&["auto", "chunk", "512"]);
         returns::<AliasThreshold>(&["auto", "0", "32"]);
         returns::<ShortRead>(&["auto", "0", "16"]);
         returns::<ChunkSetting>(&["auto", "auto:512", "1", "131072"]);

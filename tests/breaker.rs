@@ -12,7 +12,7 @@ use ebbtide::backends::host::{FreeReading, HostBackend};
 use ebbtide::engine::way::Way;
 use ebbtide::engine::{Engine, Event};
 use ebbtide::model::Model;
-use ebbtide::settings::{AliasThreshold, ChunkSetting, EngineSettings, ExpertCache, Refill};
+use ebbtide::settings::{AliasThreshold, BlockSetting, ChunkSetting, EngineSettings, ExpertCache, Refill};
 use ebbtide::units::Bytes;
 
 const TOKENS_WRITTEN: usize = 6;
@@ -26,6 +26,7 @@ fn alias(chunk: u32, slots: u32) -> EngineSettings {
     EngineSettings {
         deterministic: true,
         chunk: ChunkSetting::Tokens(chunk),
+        block: BlockSetting::Chunk,
         expert_cache: ExpertCache::Slots(slots),
         vram: Bytes::mib(16),
         head_alias: true,
@@ -163,7 +164,7 @@ fn copies_lost_while_a_prompt_is_read_are_noticed() {
     let base = EngineSettings { expert_cache: ExpertCache::Auto, vram_reserve: Some(Bytes::ZERO), ..alias(59, 1) };
     // No bytes but those of the slots and the head: buffers of their own would take the ring out of the slab.
     let plan = engine(&model, &base).plan().clone();
-    let resident = plan.dense_bytes + plan.kv_bytes + plan.window_bytes + plan.graph_bytes + plan.head_bytes;
+    let resident = plan.resident_bytes() - plan.wide_bytes;
     let settings = EngineSettings { vram: resident + plan.slot_bytes * 10, ..base };
     // The first lent slot begins with the prompt's rows; the ring of experts comes last, so it ends in the head.
     for in_head in [false, true] {

@@ -13,7 +13,7 @@ use ebbtide::engine::read_device_budget;
 use ebbtide::model::Model;
 use ebbtide::phase::plan::{PhaseBytes, lendable_slots};
 use ebbtide::phase::{DeviceBudget, Plan, PlanError, PromptMemory, WayOut};
-use ebbtide::settings::{Activations, ChunkSetting, ContextSetting, EngineSettings, ExpertCache, KvType};
+use ebbtide::settings::{Activations, BlockSetting, ChunkSetting, ContextSetting, EngineSettings, ExpertCache, KvType};
 use ebbtide::units::Bytes;
 use proptest::prelude::*;
 
@@ -61,7 +61,10 @@ fn check(model: &Model, settings: &EngineSettings, device: DeviceBudget, plan: &
     assert_eq!(owner(&plan.decode, "output head"), plan.head_bytes);
     assert!((1..=plan.ctx_tokens).contains(&plan.chunk));
     assert_eq!(plan.chunk, plan.kept_head_chunk.max(plan.alias_chunk));
-    assert!(settings.head_alias || plan.alias_chunk == 0);
+    assert!(settings.head_alias || (plan.alias_chunk, plan.alias_block) == (0, 0));
+    assert_eq!(plan.block, plan.kept_head_block.max(plan.alias_block));
+    assert!(plan.kept_head_block >= plan.kept_head_chunk && plan.alias_block >= plan.alias_chunk, "a chunk is a block\n{plan}");
+    assert!(plan.block <= plan.ctx_tokens && plan.wide_rows <= plan.ctx_tokens);
     match settings.expert_cache {
         ExpertCache::Slots(asked) => assert_eq!(plan.slots, asked.min(n_routed), "slots that were asked for are kept"),
         ExpertCache::Auto => {
@@ -127,13 +130,15 @@ fn any_settings() -> impl Strategy<Value = EngineSettings> {
         (1u32..9000).prop_map(ChunkSetting::Tokens),
     ];
     let kv = prop_oneof![Just(KvType::F16), Just(KvType::F32), Just(KvType::Q8_0)];
+    let block = prop_oneof![Just(BlockSetting::Auto), Just(BlockSetting::Chunk), (1u32..9000).prop_map(BlockSetting::Tokens),];
     let activations = prop_oneof![Just(Activations::Q8), Just(Activations::F32)];
     let reserve = proptest::option::of((0u64..600).prop_map(Bytes::mib));
-    (slots, ctx, chunk, kv, activations, reserve, any::<bool>()).prop_map(
-        |(expert_cache, ctx, chunk, kv, activations, vram_reserve, head_alias)| EngineSettings {
+    (slots, ctx, chunk, block, kv, activations, reserve, any::<bool>()).prop_map(
+        |(expert_cache, ctx, chunk, block, kv, activations, vram_reserve, head_alias)| EngineSettings {
             expert_cache,
             ctx,
             chunk,
+            block,
             kv,
             activations,
             vram_reserve,
@@ -269,8 +274,15 @@ fn a_30b_model_on_8_gib_has_the_sizes_that_its_shape_says() {
 fn card_for(slots: u32) -> EngineSettings {
     let base = EngineSettings { ctx: ContextSetting::Tokens(32_768), vram_reserve: Some(Bytes::ZERO), ..vram(65_536) };
     let roomy = plan(&LARGE, &base).expect("64 GiB are plenty");
-    let resident = roomy.dense_bytes + roomy.kv_bytes + roomy.window_bytes + roomy.graph_bytes + roomy.head_bytes;
-    EngineSettings { vram: resident + roomy.slot_bytes * u64::from(slots), ..base }
+    // The wide window follows the room for slots, so the sum is made anew until it holds.
+    let mut vram = roomy.resident_bytes() + roomy.slot_bytes * u64::from(slots);
+    for _ in 0..8 {
+        // Asked for, so that none of them becomes prompt buffers.
+        let card = EngineSettings { vram, expert_cache: ExpertCache::Slots(slots), ..base.clone() };
+        let Ok(plan) = plan(&LARGE, &card) else { break };
+        vram = plan.resident_bytes() + plan.slot_bytes * u64::from(slots);
+    }
+    EngineSettings { vram, ..base }
 }
 
 #[test]

@@ -284,8 +284,8 @@ pub struct PromptArgs {
     /// Tokens of one kernel batch; auto:MAX bounds what the planner chooses
     #[arg(long, value_name = "auto[:MAX]|N", default_value = "auto")]
     pub prefill: ChunkSetting,
-    /// Tokens that go through all layers in one pass; this version has it equal to --prefill
-    #[arg(long, value_name = "auto|N", default_value = "auto")]
+    /// Tokens that go through all layers in one pass, each expert crossing the link once; chunk: no more than a chunk
+    #[arg(long, value_name = "auto|chunk|N", default_value = "auto")]
     pub prefill_block: BlockSetting,
     /// Lend the output head's VRAM to the prompt path
     #[arg(long, value_name = SWITCH, value_parser = switch, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false")]

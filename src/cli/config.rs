@@ -240,7 +240,7 @@ impl Checker<'_> {
     }
 
     fn engine(&mut self, args: &EngineArgs) -> EngineSettings {
-        self.refuse_unequal_block(args);
+        self.refuse_block_below_chunk(args);
         self.refuse_large_reserve(args);
         self.warn_of_no_effect(args);
         let EngineArgs { memory, prompt, general, .. } = args;
@@ -252,6 +252,7 @@ impl Checker<'_> {
             kv: memory.kv,
             expert_cache: memory.expert_cache,
             chunk: prompt.prefill,
+            block: prompt.prefill_block,
             head_alias: prompt.prefill_head_alias,
             alias_min_tokens: prompt.alias_min_tokens,
             short_read: prompt.short_read,
@@ -263,16 +264,14 @@ impl Checker<'_> {
         }
     }
 
-    fn refuse_unequal_block(&mut self, args: &EngineArgs) {
-        let BlockSetting::Tokens(block) = args.prompt.prefill_block else { return };
-        if args.prompt.prefill == ChunkSetting::Tokens(block) {
-            return;
+    fn refuse_block_below_chunk(&mut self, args: &EngineArgs) {
+        let (BlockSetting::Tokens(block), ChunkSetting::Tokens(chunk)) = (args.prompt.prefill_block, args.prompt.prefill) else { return };
+        if block < chunk {
+            let (block_shown, chunk_shown) = (self.shown("prefill-block"), self.shown("prefill"));
+            self.refusals.push(format!(
+                "{block_shown} with {chunk_shown}: a block holds whole chunks. Raise --prefill-block to {chunk} or lower --prefill to {block}"
+            ));
         }
-        let (block_shown, chunk_shown) = (self.shown("prefill-block"), self.shown("prefill"));
-        self.refusals.push(format!(
-            "{block_shown} with {chunk_shown}: in this version a block is one chunk. Write --prefill {block}, or leave \
-             --prefill-block at auto"
-        ));
     }
 
     fn refuse_large_reserve(&mut self, args: &EngineArgs) {
@@ -371,6 +370,7 @@ mod tests {
             kv: KvType::Q8_0,
             expert_cache: crate::settings::ExpertCache::Slots(40),
             chunk: ChunkSetting::Tokens(512),
+            block: BlockSetting::Tokens(512),
             head_alias: true,
             alias_min_tokens: AliasThreshold::Tokens(0),
             short_read: ShortRead::Tokens(5),
@@ -404,13 +404,13 @@ mod tests {
     #[test]
     fn all_refusals_come_at_once_and_each_names_what_clashes() {
         let told = refusals(
-            "ebbtide logits --prefill-head-alias --head-alias-mode realloc --prefill-block 4096 --prefill 512 --vram-mib 100 \
+            "ebbtide logits --prefill-head-alias --head-alias-mode realloc --prefill-block 256 --prefill 512 --vram-mib 100 \
              --vram-reserve-mib 100",
         );
         let starts = [
             "--head-alias-mode realloc is not in this version: ",
             "--prefill-head-alias with logits: ",
-            "--prefill-block 4096 with --prefill 512: ",
+            "--prefill-block 256 with --prefill 512: ",
             "--vram-reserve-mib 100 with --vram-mib 100: ",
             "missing: the model: ",
             "missing: one of --tokens",
@@ -454,9 +454,14 @@ mod tests {
     }
 
     #[test]
-    fn a_block_must_be_a_chunk() {
-        assert!(checked("ebbtide plan -m m --prefill 512 --prefill-block 512", &[]).is_ok());
-        assert!(refusals("ebbtide plan -m m --prefill-block 512")[0].starts_with("--prefill-block 512 with --prefill auto (default)"));
+    fn a_block_is_no_shorter_than_a_chunk_that_was_asked_for() {
+        for line in
+            ["--prefill 512 --prefill-block 512", "--prefill 512 --prefill-block 4096", "--prefill-block 64", "--prefill-block chunk"]
+        {
+            assert!(checked(&format!("ebbtide plan -m m {line}"), &[]).is_ok(), "{line}");
+        }
+        let refusal = &refusals("ebbtide plan -m m --prefill 512 --prefill-block 64")[0];
+        assert!(refusal.starts_with("--prefill-block 64 with --prefill 512: ") && refusal.contains("lower --prefill to 64"), "{refusal}");
     }
 
     #[test]

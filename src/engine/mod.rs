@@ -5,6 +5,7 @@
 //! window, so the prompt path never needs the output head.
 
 pub mod captured;
+pub mod costs;
 pub mod decode;
 pub mod embedding;
 mod error;
@@ -29,17 +30,20 @@ use crate::model::Model;
 use crate::model::forward::{Forward, ResidentAddrs};
 use crate::model::layout::{PromptLayout, PromptRoom, PromptSize};
 use crate::phase::Scheduler;
-use crate::phase::plan::{self, Plan, PromptMemory};
+use crate::phase::levelled::{levelled, levelled_len};
+use crate::phase::plan::{Plan, PromptMemory};
+use crate::phase::prompt_sizes::largest_fitting;
 use crate::phase::region::{Loan, LoanRequest};
 use crate::phase::scheduler::PhaseCounters;
 use crate::settings::EngineSettings;
 use crate::units::{Bytes, TokenId};
+use costs::Costs;
 use decode::Windows;
 use embedding::Embedding;
-use prefill::PromptReader;
+use prefill::{Block, BlockReader, PromptPath};
 use sampler::{Sampler, Sampling};
 use sequence::Sequence;
-use way::{Choice, ModelTraffic, Way};
+use way::{Choice, ModelTraffic, Reading, Way};
 
 /// Slots that stay in use while the head is lent: a window needs one.
 const ALIAS_KEPT_SLOTS: u32 = 1;
@@ -146,6 +150,10 @@ pub struct Engine<B: Backend> {
     experts: Experts<B>,
     windows: Windows<B>,
     owned_prompt: Option<B::Buffer>,
+    wide_buffer: Option<B::Buffer>,
+    prompt_path: PromptPath<B>,
+    costs: Costs,
+    window_times: [B::Event; 2],
     compute: B::Stream,
     embedding: Embedding,
     sequence: Sequence,
@@ -196,14 +204,26 @@ impl<B: Backend> Engine<B> {
     #[must_use]
     pub fn choose_way(&self, prompt_tokens: usize) -> Choice {
         let shape = &self.model.shape;
-        let prompt_bytes = |chunk| self.prompt_bytes(PromptSize::chunk(chunk));
+        let arena_bytes = |size, way| self.prompt_layout(size, self.prompt_room(way)).map(|layout| layout.arena_bytes);
         let traffic = ModelTraffic {
             expert_bytes: self.model.weights.expert_bytes(),
+            n_layer: shape.n_layer,
             n_expert: shape.n_expert,
             n_expert_used: shape.n_expert_used,
-            prompt_bytes: &prompt_bytes,
+            arena_bytes: &arena_bytes,
         };
-        way::choose(&self.plan, traffic, &self.settings, prompt_tokens.saturating_sub(1))
+        let reading = Reading { past: 0, tokens: prompt_tokens.saturating_sub(1) };
+        way::choose(&self.plan, traffic, &self.costs, &self.settings, reading)
+    }
+
+    /// Memory for prompt buffers by the way of reading.
+    fn prompt_room(&self, way: Way) -> PromptRoom {
+        match way {
+            Way::Alias => self.plan.alias_room(),
+            Way::Loan => self.plan.kept_head_room(),
+            Way::Wide => PromptRoom::single(self.plan.wide_bytes),
+            Way::Windows => PromptRoom::single(Bytes::ZERO),
+        }
     }
 
     fn prompt_bytes(&self, size: PromptSize) -> Bytes {
@@ -250,6 +270,9 @@ impl<B: Backend> Engine<B> {
         outcome.lowest_free = self.lowest_free;
         outcome.spill_bytes = self.spilled;
         outcome.phases = phases_since(phases_before, self.scheduler.counters()?);
+        if outcome.phases.head_reloads > 0 {
+            self.costs.note_link(self.model.weights.head.bytes, outcome.phases.head_reload_ms / 1e3);
+        }
         outcome.experts = experts_since(experts_before, self.experts.counters());
         Ok(outcome)
     }
@@ -262,10 +285,7 @@ impl<B: Backend> Engine<B> {
     fn read(&mut self, tokens: &[TokenId], choice: &Choice, on_event: &mut OnEvent<'_>) -> Result<ControlFlow<()>, EngineError> {
         match choice.way {
             Way::Windows => self.read_through_windows(tokens, on_event),
-            Way::Loan | Way::Alias => {
-                let size = PromptSize::chunk(choice.chunk);
-                self.read_in_blocks(tokens, size, choice.way == Way::Alias, on_event, None)
-            }
+            Way::Wide | Way::Loan | Way::Alias => self.read_in_blocks(tokens, choice.size(), choice.way, on_event, None),
         }
     }
 
@@ -284,16 +304,17 @@ impl<B: Backend> Engine<B> {
         &mut self,
         tokens: &[TokenId],
         size: PromptSize,
-        with_head: bool,
+        way: Way,
         on_event: &mut OnEvent<'_>,
         logits: Option<&mut LogitsSink<'_>>,
     ) -> Result<ControlFlow<()>, EngineError> {
-        let room = if with_head { self.plan.alias_room() } else { self.plan.kept_head_room() };
-        let layout = self.prompt_layout(size, room).expect("the chosen chunk fits the plan");
+        let layout = self.prompt_layout(size, self.prompt_room(way)).expect("the chosen size fits the plan");
+        let with_head = way == Way::Alias;
         let owned = self.owned_prompt.as_ref().map(DeviceMemory::range);
-        let (arena, spill, loan) = match owned {
-            Some(range) if !with_head => (range, None, None),
-            _ => {
+        let wide = self.wide_buffer.as_ref().map(DeviceMemory::range).filter(|_| way == Way::Wide);
+        let (arena, spill, loan) = match wide.or_else(|| owned.filter(|_| !with_head)) {
+            Some(range) => (range, None, None),
+            None => {
                 let keep_slots = if with_head { ALIAS_KEPT_SLOTS } else { self.plan.slots - self.lendable_slots() };
                 let request = LoanRequest { bytes: layout.arena_bytes, with_head, keep_slots };
                 let loan = self.scheduler.lend(request, &mut self.experts, &self.compute)?;
@@ -317,26 +338,34 @@ impl<B: Backend> Engine<B> {
         mut logits: Option<&mut LogitsSink<'_>>,
     ) -> Result<ControlFlow<()>, EngineError> {
         let forward = Forward { shape: &self.model.shape, weights: &self.model.weights, resident: self.resident, exact: self.plan.exact };
-        let mut reader = PromptReader::new(Rc::clone(&self.backend), forward, place.layout, place.arena, place.spill, &self.compute)?;
+        let mut reader = BlockReader::new(&mut self.prompt_path, forward, place.layout, place.arena, place.spill, &self.compute)?;
         let n_layer = u64::from(self.model.shape.n_layer);
         let total = tokens.len() as u64 * n_layer;
         let mut rows_done = 0;
-        for block in way::levelled(tokens, place.layout.size.block) {
+        let blocks = levelled(tokens, place.layout.size.block);
+        let n_blocks = blocks.len();
+        for (index, tokens) in blocks.enumerate() {
             let mut on_rows = |rows| on_event(Event::Reading { done: rows_done + rows, total });
-            let position = self.sequence.len();
-            let read = reader.read_block(block, position, &self.embedding, &self.scheduler, &mut self.experts, &mut on_rows);
-            let read = read.inspect_err(|_| reader.abandon())?;
+            let block = Block { tokens, position: self.sequence.len(), more_follow: index + 1 < n_blocks };
+            let read = reader.read_block(block, &self.embedding, &self.scheduler, &mut self.experts, &mut on_rows);
+            // What made reading fail is told; a device that fails here, too, has nothing on its way any more.
+            let read = read.inspect_err(|_| drop(reader.finish()))?;
             if read.is_break() {
+                reader.finish()?;
                 return Ok(ControlFlow::Break(()));
+            }
+            if let Some(sample) = reader.sample()? {
+                self.costs.note_block(&sample);
             }
             if let Some(sink) = logits.as_deref_mut() {
                 let head = self.scheduler.kept_head(place.loan, &self.compute)?;
-                let n_rows = u32::try_from(block.len()).expect("a block is bounded");
+                let n_rows = u32::try_from(tokens.len()).expect("a block is bounded");
                 reader.block_logits(n_rows, &head, sink)?;
             }
-            self.sequence.extend(block);
-            rows_done += block.len() as u64 * n_layer;
+            self.sequence.extend(tokens);
+            rows_done += tokens.len() as u64 * n_layer;
         }
+        reader.finish()?;
         Ok(ControlFlow::Continue(()))
     }
 
@@ -344,7 +373,12 @@ impl<B: Backend> Engine<B> {
     fn window(&mut self, token: TokenId, logits: Option<&mut Vec<f32>>) -> Result<(), EngineError> {
         let position = self.sequence.len();
         let wants_logits = logits.is_some();
+        let [began, ended] = &self.window_times;
+        self.backend.record(&self.compute, began)?;
         let routes = self.windows.run(token, position, &self.embedding, &self.scheduler, &mut self.experts, &self.compute, logits)?;
+        self.backend.record(&self.compute, ended)?;
+        self.backend.synchronise_event(ended)?;
+        self.costs.note_window(1, self.backend.elapsed_s(began, ended)?);
         self.sequence.extend(&[token]);
         self.experts.note_window(&routes.experts, &self.compute, self.scheduler.slot_range())?;
         if wants_logits {
@@ -410,16 +444,16 @@ impl<B: Backend> Engine<B> {
         check_tokens(tokens, self.model.shape.n_vocab)?;
         self.reset();
         let chunk = self.logits_chunk(tokens.len())?;
-        let size = PromptSize { chunk, block: chunk, all_logits: true };
-        self.read_in_blocks(tokens, size, false, on_event, Some(sink))
+        let size = PromptSize { all_logits: true, ..PromptSize::chunk(chunk) };
+        self.read_in_blocks(tokens, size, Way::Loan, on_event, Some(sink))
     }
 
     /// The largest chunk that leaves room for logits while the head is kept.
     fn logits_chunk(&self, n_tokens: usize) -> Result<u32, EngineError> {
         let room = self.plan.kept_head_room();
-        let size = |chunk| PromptSize { chunk, block: chunk, all_logits: true };
-        let limit = way::levelled_chunk(n_tokens, self.plan.kept_head_chunk.max(1));
-        match plan::largest_fitting(limit, |chunk| self.prompt_layout(size(chunk), room).is_some()) {
+        let size = |chunk| PromptSize { all_logits: true, ..PromptSize::chunk(chunk) };
+        let limit = levelled_len(n_tokens, self.plan.kept_head_chunk.max(1));
+        match largest_fitting(limit, |chunk| self.prompt_layout(size(chunk), room).is_some()) {
             0 => Err(EngineError::NoLogitsRoom { needed: self.prompt_bytes(size(1)), left: room.arena }),
             chunk => Ok(chunk),
         }

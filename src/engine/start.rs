@@ -3,8 +3,10 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
+use super::costs::Costs;
 use super::decode::Windows;
 use super::embedding::Embedding;
+use super::prefill::PromptPath;
 use super::sequence::Sequence;
 use super::{Engine, EngineError};
 use crate::backend::{Backend, Copy, DeviceMemory, Direction, MemoryInfo};
@@ -97,7 +99,8 @@ impl<B: Backend> Engine<B> {
             };
             notices.push(format!("pinned host memory: {pinned} of the model, {pageable} pageable ({reason})"));
         }
-        let dense = load_dense(&*backend, &store, weights, &compute, on_progress)?;
+        let mut costs = Costs::new(backend.capabilities().copy_engines > 0);
+        let dense = load_dense(&*backend, &store, weights, &compute, &mut costs, on_progress)?;
         let kv = backend.malloc(plan.kv_bytes, "KV cache")?;
         let resident =
             ResidentAddrs { dense: dense.range().start, kv: kv.range().start, n_ctx: plan.ctx_tokens, kv_format: plan.kv_format };
@@ -107,6 +110,12 @@ impl<B: Backend> Engine<B> {
             PromptMemory::Owned { bytes } => Some(backend.malloc(bytes, "prompt buffers")?),
             PromptMemory::Loan { .. } | PromptMemory::None => None,
         };
+        let wide_buffer = match plan.wide_bytes {
+            Bytes::ZERO => None,
+            bytes => Some(backend.malloc(bytes, "wide window")?),
+        };
+        let prompt_path = PromptPath::new(Rc::clone(&backend), &model.shape, plan.block.max(plan.wide_rows))?;
+        let window_times = [backend.create_event()?, backend.create_event()?];
         let head_source = store.file_addr(weights.head.file_index, Bytes(weights.head.offset));
         let scheduler = Scheduler::new(Rc::clone(&backend), &plan, head_source, weights.head.bytes)?;
         let table = Windows::<B>::table_range(&window_buffer, &layout);
@@ -125,6 +134,10 @@ impl<B: Backend> Engine<B> {
             experts,
             windows,
             owned_prompt,
+            wide_buffer,
+            prompt_path,
+            costs,
+            window_times,
             compute,
             embedding,
             sequence: Sequence::default(),
@@ -142,16 +155,19 @@ fn start_error(error: crate::model::ModelError) -> EngineError {
     EngineError::Model(Box::new(error))
 }
 
-/// Copies all dense weights into one allocation.
+/// Copies all dense weights into one allocation, which shows how fast the link is.
 fn load_dense<B: Backend>(
     backend: &B,
     store: &ExpertStore<B>,
     weights: &ModelWeights,
     stream: &B::Stream,
+    costs: &mut Costs,
     on_progress: &mut dyn FnMut(Bytes, Bytes),
 ) -> Result<B::Buffer, EngineError> {
     let buffer = backend.malloc(weights.dense_bytes, "dense weights")?;
+    let (began, ended) = (backend.create_event()?, backend.create_event()?);
     let mut loaded = Bytes::ZERO;
+    backend.record(stream, &began)?;
     for dense in &weights.dense {
         let src = store.file_addr(dense.tensor.file_index, Bytes(dense.tensor.offset));
         let dst = buffer.range().start.offset(dense.device_offset);
@@ -159,6 +175,8 @@ fn load_dense<B: Backend>(
         loaded += dense.tensor.bytes;
         on_progress(loaded, weights.dense_bytes);
     }
+    backend.record(stream, &ended)?;
     backend.synchronise(stream)?;
+    costs.note_link(loaded, backend.elapsed_s(&began, &ended)?);
     Ok(buffer)
 }

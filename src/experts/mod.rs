@@ -202,13 +202,28 @@ impl<B: Backend> Experts<B> {
         self.cache.note_use(expert);
     }
 
-    /// Queues a copy of an expert from host memory to `place` on `stream` and returns where its matrices will lie.
+    /// Bytes of the gate, up and down matrix of one expert of a layer.
+    #[must_use]
+    pub fn matrix_bytes(&self, layer: u32) -> [Bytes; 3] {
+        self.slot_layouts[layer as usize].matrix_bytes()
+    }
+
+    /// Queues copies of `count` neighbouring experts from host memory on `stream`: matrix after matrix of each kind, from the
+    /// addresses in `target` on, without gaps.
     ///
     /// # Errors
     /// The backend's.
-    pub fn copy_to(&mut self, expert: ExpertId, place: AddrRange, stream: &B::Stream) -> Result<ExpertAddrs> {
-        self.counters.link_bytes += self.store.bytes(expert);
-        self.slot_layouts[expert.layer as usize].copy(&*self.backend, stream, self.store.addrs(expert), place)
+    pub fn copy_run(&mut self, first: ExpertId, count: u32, target: ExpertAddrs, stream: &B::Stream) -> Result<()> {
+        self.counters.link_bytes += self.store.bytes(first) * u64::from(count);
+        transfer::copy_run(&*self.backend, stream, &self.store.runs(first, count), target)
+    }
+
+    /// Where an expert's weights lie: in its slot, or in host memory, to be read in place.
+    pub fn in_place(&mut self, expert: ExpertId, slot_range: impl Fn(SlotId) -> AddrRange) -> ExpertAddrs {
+        self.resident(expert, slot_range).unwrap_or_else(|| {
+            self.counters.link_bytes += self.store.bytes(expert);
+            self.store.addrs(expert)
+        })
     }
 
     fn slot_layout(&self, expert: ExpertId) -> &SlotLayout {

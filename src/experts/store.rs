@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
+use super::transfer::MatrixRun;
 use crate::backend::op::ExpertAddrs;
 use crate::backend::{Addr, Backend, BackendError, DeviceMemory, HostRegion};
 use crate::gguf::GgufFile;
@@ -121,6 +122,17 @@ impl<B: Backend> ExpertStore<B> {
         let [gate, up, down] = self.experts[expert.layer as usize]
             .map(|origin| self.file_addr(origin.file_index, origin.offset + origin.stride * u64::from(expert.expert)));
         ExpertAddrs { gate, up, down }
+    }
+
+    /// Gates, ups and downs of `count` experts from `first` on.
+    #[must_use]
+    pub fn runs(&self, first: ExpertId, count: u32) -> [MatrixRun; 3] {
+        self.experts[first.layer as usize].map(|origin| MatrixRun {
+            start: self.file_addr(origin.file_index, origin.offset + origin.stride * u64::from(first.expert)),
+            stride: origin.stride,
+            matrix_bytes: origin.expert_bytes,
+            count,
+        })
     }
 
     /// Bytes of an expert's three matrices.

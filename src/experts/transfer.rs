@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use crate::backend::op::ExpertAddrs;
-use crate::backend::{AddrRange, Backend, Copy, DeviceMemory, Direction, PinnedMemory, Result};
+use crate::backend::{Addr, AddrRange, Backend, Copy, DeviceMemory, Direction, PinnedMemory, Result};
 use crate::model::weights::LayerExperts;
 use crate::units::{Bytes, ExpertId};
 
@@ -23,9 +23,15 @@ impl SlotLayout {
 
     /// Addresses of the matrices in a slot that starts at `start`.
     #[must_use]
-    pub fn addrs(&self, start: crate::backend::Addr) -> ExpertAddrs {
+    pub fn addrs(&self, start: Addr) -> ExpertAddrs {
         let [gate, up, down] = self.offsets.map(|offset| start.offset(offset));
         ExpertAddrs { gate, up, down }
+    }
+
+    /// Bytes of gate, up and down.
+    #[must_use]
+    pub fn matrix_bytes(&self) -> [Bytes; 3] {
+        self.bytes
     }
 
     /// Queues the copies of an expert at `source` into `place`.
@@ -41,6 +47,37 @@ impl SlotLayout {
         }
         Ok(target)
     }
+}
+
+/// One kind of matrix of neighbouring experts in host memory.
+#[derive(Clone, Copy, Debug)]
+pub struct MatrixRun {
+    /// The first matrix.
+    pub start: Addr,
+    /// From one matrix to the next; at least `matrix_bytes`.
+    pub stride: Bytes,
+    /// Bytes of a matrix.
+    pub matrix_bytes: Bytes,
+    /// Matrices.
+    pub count: u32,
+}
+
+/// Queues the copies of gates, ups and downs to `target`, without gaps; a run without gaps in host memory crosses in one piece.
+///
+/// # Errors
+/// The backend's.
+pub fn copy_run<B: Backend>(backend: &B, stream: &B::Stream, runs: &[MatrixRun; 3], target: ExpertAddrs) -> Result<()> {
+    for (run, dst) in runs.iter().zip([target.gate, target.up, target.down]) {
+        let (pieces, bytes) = match run.stride == run.matrix_bytes {
+            true => (1, run.matrix_bytes * u64::from(run.count)),
+            false => (u64::from(run.count), run.matrix_bytes),
+        };
+        for piece in 0..pieces {
+            let (dst, src) = (dst.offset(bytes * piece), run.start.offset(run.stride * piece));
+            backend.copy(stream, Copy { dst, src, bytes, direction: Direction::ToDevice })?;
+        }
+    }
+    Ok(())
 }
 
 /// The device's table of expert addresses, with its pinned original.

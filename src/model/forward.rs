@@ -151,19 +151,31 @@ impl Forward<'_> {
         Op::KvStore { rows, cache, format, positions, n_rows, n_head_kv, head_dim, n_ctx }
     }
 
-    /// The mixer half of `layer` over `n_rows` rows.
-    fn mixer(&self, layer: u32, at: &MixerAddrs, n_rows: u32, path: Path) -> Vec<Op> {
+    /// What a layer leaves in the caches for `n_rows` rows, and their queries where `with_queries`.
+    fn keys_values(&self, layer: u32, at: &MixerAddrs, n_rows: u32, path: Path, with_queries: bool) -> Vec<Op> {
         let (shape, dense) = (self.shape, &self.weights.layers[layer as usize]);
         let (keys, values) = self.kv_addrs(layer);
         let mut ops = vec![self.rms_norm(at.residual, dense.attn_norm, at.normed, n_rows)];
         let mut from_normed = Projector::new(&mut ops, at.normed, at.quantised, n_rows, path, self.exact);
-        from_normed.project(self.matrix(dense.attn_q), at.q, false);
+        if with_queries {
+            from_normed.project(self.matrix(dense.attn_q), at.q, false);
+        }
         from_normed.project(self.matrix(dense.attn_k), at.k, false);
         from_normed.project(self.matrix(dense.attn_v), at.v, false);
-        ops.push(self.head_norm_rope(at.q, dense.attn_q_norm, at.positions, n_rows, shape.n_head));
+        if with_queries {
+            ops.push(self.head_norm_rope(at.q, dense.attn_q_norm, at.positions, n_rows, shape.n_head));
+        }
         ops.push(self.head_norm_rope(at.k, dense.attn_k_norm, at.positions, n_rows, shape.n_head_kv));
         ops.push(self.kv_store(at.k, keys, at.positions, n_rows));
         ops.push(self.kv_store(at.v, values, at.positions, n_rows));
+        ops
+    }
+
+    /// The mixer half of `layer` over `n_rows` rows.
+    fn mixer(&self, layer: u32, at: &MixerAddrs, n_rows: u32, path: Path) -> Vec<Op> {
+        let (shape, dense) = (self.shape, &self.weights.layers[layer as usize]);
+        let (keys, values) = self.kv_addrs(layer);
+        let mut ops = self.keys_values(layer, at, n_rows, path, true);
         ops.push(Op::Attention {
             q: at.q,
             k_cache: keys,
@@ -202,19 +214,29 @@ impl Forward<'_> {
     /// The mixer half of `layer` over one chunk of a block whose buffers lie at `bases`.
     #[must_use]
     pub fn prompt_mixer(&self, layer: u32, bases: PromptBases, layout: &PromptLayout, chunk: ChunkRows) -> Vec<Op> {
+        self.mixer(layer, &self.prompt_addrs(layer, bases, layout, chunk), chunk.count, Path::Prompt)
+    }
+
+    /// All that later tokens need of `layer` for one chunk: of the last layer of a prompt that nobody asks logits of, nothing else is
+    /// read.
+    #[must_use]
+    pub fn prompt_keys_values(&self, layer: u32, bases: PromptBases, layout: &PromptLayout, chunk: ChunkRows) -> Vec<Op> {
+        self.keys_values(layer, &self.prompt_addrs(layer, bases, layout, chunk), chunk.count, Path::Prompt, false)
+    }
+
+    fn prompt_addrs(&self, layer: u32, bases: PromptBases, layout: &PromptLayout, chunk: ChunkRows) -> MixerAddrs {
         let first = u64::from(chunk.first);
         let row = |part: Part, bytes: u64| bases.addr(part).offset(Bytes(first * bytes));
         let route_bytes = u64::from(self.shape.n_expert_used) * 4;
         let format = self.weights.experts[layer as usize].shape(self.exact).input_format;
-        let at = MixerAddrs {
+        MixerAddrs {
             residual: row(layout.residual, u64::from(self.shape.n_embd) * 4),
             expert_input: row(layout.expert_input, format.row_bytes(self.shape.n_embd as usize) as u64),
             ids: row(layout.ids, route_bytes),
             weights: row(layout.weights, route_bytes),
             positions: row(layout.positions, 4),
             ..MixerAddrs::scratch(|part| bases.addr(part), &layout.mixer)
-        };
-        self.mixer(layer, &at, chunk.count, Path::Prompt)
+        }
     }
 
     /// Logits of `rows` of the block's residual, with the head at `head`.

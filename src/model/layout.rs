@@ -13,8 +13,8 @@ use crate::units::Bytes;
 const EXPERT_TILE_ROWS: u32 = 128;
 /// Rows of the tile in which the head reads a prompt for `logits`.
 const HEAD_TILE_ROWS: u32 = 32;
-/// Experts in flight between host memory and the prompt path.
-const RING_SLOTS_MAX: u32 = 16;
+/// Experts in flight between host memory and the prompt path where a block is one chunk.
+pub const CHUNK_RING_SLOTS: u32 = 16;
 
 /// Which memory a part lies in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -159,6 +159,8 @@ pub struct PromptSize {
     pub chunk: u32,
     /// Tokens that go through the layers in one pass; at least `chunk`.
     pub block: u32,
+    /// Experts in flight at most, lowered to a quarter of a layer's; 0 where experts are read in place.
+    pub ring_slots: u32,
     /// Whether every row also meets the output head.
     pub all_logits: bool,
 }
@@ -167,7 +169,7 @@ impl PromptSize {
     /// Blocks of one chunk, no logits.
     #[must_use]
     pub const fn chunk(chunk: u32) -> Self {
-        Self { chunk, block: chunk, all_logits: false }
+        Self { chunk, block: chunk, ring_slots: CHUNK_RING_SLOTS, all_logits: false }
     }
 }
 
@@ -194,10 +196,12 @@ impl PromptRoom {
 /// Buffers of the prompt path.
 ///
 /// ```text
-/// | residual | expert input | routes | positions |  mixer scratch of one chunk                      | ring |
-///   one block                                    |  row lists and expert scratch (overlay)  |         |
-///                                                |  head scratch, where logits are asked    |         |
+/// | residual | expert input | routes | positions |  mixer scratch of one chunk              | ring |
+///   one block                                    |  row lists and expert scratch (overlay)  |
+///                                                |  head scratch, where logits are asked    |
 /// ```
+/// A block costs about the residual and the experts' input for each token (10 KiB for a width of 2,048), a chunk the mixer's
+/// scratch (45 KiB), so a block can be many times as long as a chunk in the same memory.
 #[derive(Clone, Copy, Debug)]
 pub struct PromptLayout {
     /// What it was made for.
@@ -276,7 +280,7 @@ struct RowCounts {
 impl RowCounts {
     fn of(size: PromptSize) -> Self {
         let head_rows = if size.all_logits { size.chunk.min(HEAD_TILE_ROWS) } else { 0 };
-        Self { tile_rows: size.chunk.clamp(1, EXPERT_TILE_ROWS), head_rows }
+        Self { tile_rows: size.block.clamp(1, EXPERT_TILE_ROWS), head_rows }
     }
 }
 
@@ -325,7 +329,7 @@ impl PromptLayout {
         let positions = placer.take("positions", block * 4);
         let overlay_bytes = sizes.overlay(Carver::default()).bytes;
         let overlay = sizes.overlay(placer.segment_for(overlay_bytes).fork(overlay_bytes));
-        let ring_slots = (shape.n_expert / 4).clamp(2, RING_SLOTS_MAX);
+        let ring_slots = size.ring_slots.min((shape.n_expert / 4).max(2));
         let ring = placer.take("expert ring", weights.slot_bytes().0 * u64::from(ring_slots));
         let Placer { arena, spill, .. } = placer;
         if arena.end > room.arena || spill.end > room.spill {

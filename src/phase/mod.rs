@@ -3,9 +3,11 @@
 //! [`plan`] is a pure function of model, budget and settings. [`region`] keeps the books of one slab. [`scheduler`] is the only place
 //! that moves VRAM between phases; it is written once against the [`Backend`](crate::backend::Backend) trait.
 
+pub mod levelled;
 pub mod plan;
 pub mod plan_error;
 pub mod plan_text;
+pub mod prompt_sizes;
 pub mod region;
 pub mod scheduler;
 

@@ -20,13 +20,12 @@ use crate::model::forward::{Forward, ResidentAddrs};
 use crate::model::layout::{PromptLayout, PromptRoom, PromptSize, WindowLayout};
 use crate::model::weights::DEVICE_ALIGN;
 use crate::model::{ModelShape, ModelWeights};
-use crate::settings::{Activations, ChunkSetting, ContextSetting, EngineSettings, ExpertCache, KvType, MEMORY_MIB_MAX};
+use crate::phase::prompt_sizes::{SizeLimits, largest_fitting};
+use crate::settings::{Activations, ContextSetting, EngineSettings, ExpertCache, KvType, MEMORY_MIB_MAX};
 use crate::units::{Bytes, MIB};
 
 /// Rows of the largest window. Windows of several rows come with drafts.
 pub const WINDOW_ROWS: u32 = 1;
-/// Largest chunk that is chosen unasked.
-const AUTO_CHUNK_MAX: u32 = 8192;
 /// A loan that affords fewer tokens than this is not worth lending for: the prompt buffers are then owned.
 const LOAN_CHUNK_MIN: u32 = 32;
 /// Chunk that a context must leave room for to be chosen unasked, or a sixteenth of the model's own context.
@@ -39,6 +38,10 @@ const RESERVE_MAX: Bytes = Bytes::mib(256);
 const CONTEXT_LADDER_END: u32 = 8192;
 /// Contexts below this are no advice.
 const CONTEXT_ADVISED_MIN: u32 = 128;
+/// Rows of a wide window, the first that costs no more than its share of what is there for slots.
+const WIDE_ROWS: [u32; 4] = [128, 64, 32, 16];
+/// One part in so many of the room for slots may go to the wide window.
+const WIDE_SHARE: u64 = 64;
 /// Share of the slots that a loan takes at most, in percent.
 const LENT_SHARE_PERCENT: u64 = 90;
 
@@ -125,6 +128,10 @@ pub struct Plan {
     pub window_bytes: Bytes,
     /// Captured windows.
     pub graph_bytes: Bytes,
+    /// Most rows of a wide window, by which short prompts are read with nothing lent; 0 where it has no room.
+    pub wide_rows: u32,
+    /// Buffers of the wide window.
+    pub wide_bytes: Bytes,
     /// The output head, rounded up to the device's alignment.
     pub head_bytes: Bytes,
     /// VRAM slots.
@@ -135,13 +142,17 @@ pub struct Plan {
     pub prompt_memory: PromptMemory,
     /// Bytes beside the slab in which prompt buffers may continue while the head is lent.
     pub spill_room: Bytes,
-    /// Largest chunk without the alias; 0 where there is none.
+    /// Largest chunk without the alias where a block is one chunk; 0 where there is none.
     pub kept_head_chunk: u32,
-    /// Largest chunk with the head lent; 0 without `--prefill-head-alias`.
+    /// Largest block without the alias.
+    pub kept_head_block: u32,
+    /// Largest chunk with the head lent where a block is one chunk; 0 without `--prefill-head-alias`.
     pub alias_chunk: u32,
-    /// The longest chunk of either way.
+    /// Largest block with the head lent.
+    pub alias_block: u32,
+    /// The longest chunk of either way where a block is one chunk.
     pub chunk: u32,
-    /// Tokens of a block; equals the chunk in this version.
+    /// The longest block of either way.
     pub block: u32,
     /// Phase of writing.
     pub decode: PhaseBytes,
@@ -212,6 +223,12 @@ impl Plan {
         let reserve = settings.vram_reserve;
         let expert_cache = settings.expert_cache;
         Planner { shape, weights, settings, device, kv_format, exact, limit, limit_decided_by, asked_reserve: reserve, expert_cache }.plan()
+    }
+
+    /// All that is neither slots nor prompt buffers, the head included.
+    #[must_use]
+    pub fn resident_bytes(&self) -> Bytes {
+        self.dense_bytes + self.kv_bytes + self.window_bytes + self.graph_bytes + self.wide_bytes + self.head_bytes
     }
 
     /// Memory for prompt buffers while the head is kept.
@@ -335,6 +352,8 @@ impl Planner<'_> {
         let slot_bytes = self.weights.slot_bytes();
         let fixed = resident.total_without_head + resident.head;
         let room = budget.checked_sub(fixed).filter(|room| *room >= slot_bytes).ok_or(Shortage::Resident { needed: fixed + slot_bytes })?;
+        let (wide_rows, wide_bytes) = self.wide_window(room, ctx_tokens);
+        let room = room - wide_bytes;
         let (slots, slots_decided_by) = self.slots(room, slot_bytes)?;
         let arena = |slots: u32| if self.settings.head_alias { resident.head + slot_bytes * u64::from(slots - 1) } else { Bytes::ZERO };
         let prompt = self.prompt(room, slot_bytes, slots, ctx_tokens, arena(slots));
@@ -344,10 +363,18 @@ impl Planner<'_> {
             PromptMemory::Loan { .. } | PromptMemory::None => Bytes::ZERO,
         };
         let spill_room = if self.device.borrow_spill { owned } else { Bytes::ZERO };
-        let alias_chunk = match self.settings.head_alias {
-            true => self.largest_chunk(PromptRoom { arena: arena(slots), spill: spill_room }, ctx_tokens),
-            false => 0,
+        let alias_room = PromptRoom { arena: arena(slots), spill: spill_room };
+        let (alias_chunk, alias_size) = match self.settings.head_alias {
+            true => (self.largest_chunk(alias_room, ctx_tokens), self.largest_block(alias_room, ctx_tokens)),
+            false => (0, None),
         };
+        let kept_room = PromptRoom::single(match prompt.memory {
+            PromptMemory::Owned { bytes } => bytes,
+            PromptMemory::Loan { slots_max } => slot_bytes * u64::from(slots_max),
+            PromptMemory::None => Bytes::ZERO,
+        });
+        let kept_size = self.largest_block(kept_room, ctx_tokens);
+        let block_of = |size: Option<PromptSize>| size.map_or(0, |size| size.block);
         let chunk = prompt.kept_head_chunk.max(alias_chunk);
         if chunk == 0 {
             let spare = room.saturating_sub(slot_bytes * u64::from(slots));
@@ -361,11 +388,12 @@ impl Planner<'_> {
             ("KV cache", resident.kv),
             ("decode buffers", resident.window),
             ("captured graphs", resident.graphs),
+            ("wide window", wide_bytes),
         ];
         let mut decode = common.clone();
         decode.extend([("output head", resident.head), ("expert slots", slots_total), ("prompt buffers", owned)]);
         let mut prefill = common;
-        prefill.extend(self.prefill_owners(&prompt, alias_chunk, slot_bytes, resident.head));
+        prefill.extend(self.prefill_owners(&prompt, kept_size, alias_size, slot_bytes, resident.head));
         Ok(Plan {
             limit_bytes: self.limit,
             limit_decided_by: self.limit_decided_by,
@@ -378,15 +406,19 @@ impl Planner<'_> {
             kv_bytes: resident.kv,
             window_bytes: resident.window,
             graph_bytes: resident.graphs,
+            wide_rows,
+            wide_bytes,
             head_bytes: resident.head,
             slots,
             slot_bytes,
             prompt_memory: prompt.memory,
             spill_room,
             kept_head_chunk: prompt.kept_head_chunk,
+            kept_head_block: block_of(kept_size),
             alias_chunk,
+            alias_block: block_of(alias_size),
             chunk,
-            block: chunk,
+            block: block_of(kept_size).max(block_of(alias_size)),
             decode: PhaseBytes::new(decode),
             prefill: PhaseBytes::new(prefill),
             slots_decided_by: if slots == prompt.slots_before {
@@ -398,16 +430,24 @@ impl Planner<'_> {
         })
     }
 
-    /// Owners of what follows the common part while a prompt is read by the way with the longest chunk, the alias among equals.
-    fn prefill_owners(&self, prompt: &PromptChoice, alias_chunk: u32, slot_bytes: Bytes, head: Bytes) -> Vec<(&'static str, Bytes)> {
+    /// Owners of what follows the common part while a prompt is read by the way with the longest block, the alias among equals.
+    fn prefill_owners(
+        &self,
+        prompt: &PromptChoice,
+        kept_size: Option<PromptSize>,
+        alias_size: Option<PromptSize>,
+        slot_bytes: Bytes,
+        head: Bytes,
+    ) -> Vec<(&'static str, Bytes)> {
         let slots_total = slot_bytes * u64::from(prompt.slots);
         let lent_slots = |bytes: Bytes| slot_bytes * bytes.0.div_ceil(slot_bytes.0);
         let owned = match prompt.memory {
             PromptMemory::Owned { bytes } => bytes,
             PromptMemory::Loan { .. } | PromptMemory::None => Bytes::ZERO,
         };
-        if alias_chunk >= prompt.kept_head_chunk {
-            let total = self.prompt_bytes(alias_chunk);
+        let kept_block = kept_size.map_or(0, |size| size.block);
+        if let Some(size) = alias_size.filter(|size| size.block >= kept_block) {
+            let total = self.size_bytes(size);
             let in_arena = total.min(head + slots_total.saturating_sub(slot_bytes));
             let lent = lent_slots(in_arena.saturating_sub(head));
             let unused = head + lent - in_arena;
@@ -416,7 +456,7 @@ impl Planner<'_> {
         if owned > Bytes::ZERO {
             return vec![("output head", head), ("kept slots", slots_total), ("prompt buffers", owned)];
         }
-        let needed = self.prompt_bytes(prompt.kept_head_chunk);
+        let needed = kept_size.map_or(Bytes::ZERO, |size| self.size_bytes(size));
         let lent = lent_slots(needed);
         vec![("output head", head), ("kept slots", slots_total - lent), ("prompt buffers", needed), ("lent, not needed", lent - needed)]
     }
@@ -432,6 +472,18 @@ impl Planner<'_> {
         let head = self.weights.head.bytes.align_up(DEVICE_ALIGN);
         let total_without_head = self.weights.dense_bytes + kv + window.bytes + graphs;
         Resident { kv, window: window.bytes, graphs, head, total_without_head }
+    }
+
+    /// Rows and bytes of the wide window that `room` for slots affords.
+    fn wide_window(&self, room: Bytes, ctx_tokens: u32) -> (u32, Bytes) {
+        let bytes = |rows| self.size_bytes(PromptSize { ring_slots: 0, ..PromptSize::chunk(rows) });
+        let affordable = Bytes(room.0 / WIDE_SHARE);
+        WIDE_ROWS
+            .into_iter()
+            .filter(|&rows| rows <= ctx_tokens)
+            .map(|rows| (rows, bytes(rows)))
+            .find(|&(_, bytes)| bytes <= affordable)
+            .unwrap_or((0, Bytes::ZERO))
     }
 
     fn slots(&self, room: Bytes, slot_bytes: Bytes) -> Result<(u32, &'static str), Shortage> {
@@ -454,6 +506,11 @@ impl Planner<'_> {
         let slots_max = lendable_slots(slots, self.shape.n_routed_experts());
         let loan_chunk = self.largest_chunk(PromptRoom::single(slot_bytes * u64::from(slots_max)), ctx_tokens);
         let owned_chunk = self.largest_chunk(PromptRoom::single(spare), ctx_tokens);
+        // What nobody else can use may hold the longest block, too.
+        let owned_bytes = |chunk| {
+            let longest = self.largest_block(PromptRoom::single(spare), ctx_tokens).map_or(Bytes::ZERO, |size| self.size_bytes(size));
+            self.prompt_bytes(chunk).max(longest)
+        };
         let wanted = LOAN_CHUNK_MIN.min(self.chunk_limit(ctx_tokens));
         let choice = |memory, kept_head_chunk, slots_now, decided_by| PromptChoice {
             memory,
@@ -463,7 +520,7 @@ impl Planner<'_> {
             decided_by,
         };
         if owned_chunk >= wanted.max(loan_chunk) {
-            let memory = PromptMemory::Owned { bytes: self.prompt_bytes(owned_chunk) };
+            let memory = PromptMemory::Owned { bytes: owned_bytes(owned_chunk) };
             return choice(memory, owned_chunk, slots, "VRAM beyond the slots is free: prompt buffers are owned");
         }
         if loan_chunk >= wanted {
@@ -477,7 +534,7 @@ impl Planner<'_> {
             let slots_max = slots_lent_at_most(slots);
             let chunk = self.largest_chunk(PromptRoom::single(slot_bytes * u64::from(slots_max)), ctx_tokens);
             return if owned_chunk >= chunk.max(1) {
-                let memory = PromptMemory::Owned { bytes: self.prompt_bytes(owned_chunk) };
+                let memory = PromptMemory::Owned { bytes: owned_bytes(owned_chunk) };
                 choice(memory, owned_chunk, slots, "VRAM beyond the slots is free: prompt buffers are owned")
             } else if chunk > 0 {
                 choice(PromptMemory::Loan { slots_max }, chunk, slots, "--expert-cache is small: up to nine slots in ten are lent")
@@ -510,21 +567,29 @@ impl Planner<'_> {
     }
 
     fn chunk_limit(&self, ctx_tokens: u32) -> u32 {
-        match self.settings.chunk {
-            ChunkSetting::Tokens(tokens) => tokens,
-            ChunkSetting::Auto { max } => max.unwrap_or(AUTO_CHUNK_MAX),
-        }
-        .clamp(1, ctx_tokens)
+        SizeLimits::new(self.settings, ctx_tokens).chunk_max
     }
 
     fn prompt_bytes(&self, chunk: u32) -> Bytes {
-        PromptLayout::bytes(self.shape, self.weights, self.exact, PromptSize::chunk(chunk))
+        self.size_bytes(PromptSize::chunk(chunk))
     }
 
-    /// The largest chunk within the settings whose buffers fit `room`; 0 where none does.
+    fn size_bytes(&self, size: PromptSize) -> Bytes {
+        PromptLayout::bytes(self.shape, self.weights, self.exact, size)
+    }
+
+    fn fits(&self, room: PromptRoom) -> impl Fn(PromptSize) -> bool {
+        move |size| PromptLayout::new(self.shape, self.weights, self.exact, size, room).is_some()
+    }
+
+    /// The largest chunk within the settings whose buffers fit `room` where a block is one chunk; 0 where none does.
     fn largest_chunk(&self, room: PromptRoom, ctx_tokens: u32) -> u32 {
-        let fits = |chunk| PromptLayout::new(self.shape, self.weights, self.exact, PromptSize::chunk(chunk), room).is_some();
-        largest_fitting(self.chunk_limit(ctx_tokens), fits)
+        SizeLimits::new(self.settings, ctx_tokens).largest_chunk(self.fits(room))
+    }
+
+    /// The size with the largest block that fits `room`.
+    fn largest_block(&self, room: PromptRoom, ctx_tokens: u32) -> Option<PromptSize> {
+        SizeLimits::new(self.settings, ctx_tokens).largest_block(self.fits(room))
     }
 }
 
@@ -562,19 +627,4 @@ fn context_ladder(n_ctx_train: u32) -> Vec<u32> {
 /// `tokens`, half of it, and so on down to 512.
 fn halved(tokens: u32) -> Vec<u32> {
     std::iter::successors(Some(tokens), |&tokens| (tokens / 2 >= 512).then_some(tokens / 2)).collect()
-}
-
-/// The largest number from 1 to `limit` that fits, where everything below a fitting number fits; 0 where none does.
-pub fn largest_fitting(limit: u32, fits: impl Fn(u32) -> bool) -> u32 {
-    let (mut fitting, mut limit) = (0, limit);
-    // Invariant: `fitting` fits (or is 0), everything above `limit` does not or is not wanted.
-    while fitting < limit {
-        let middle = limit - (limit - fitting) / 2;
-        if fits(middle) {
-            fitting = middle;
-        } else {
-            limit = middle - 1;
-        }
-    }
-    fitting
 }

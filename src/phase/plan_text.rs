@@ -19,14 +19,19 @@ impl fmt::Display for Plan {
         write_phase(f, "decode", &self.decode)?;
         write_phase(f, "prefill", &self.prefill)?;
         writeln!(f, "  slots   {} of {}, decided by {}", self.slots, self.slot_bytes, self.slots_decided_by)?;
+        let sizes = |block: u32, chunk: u32| format!("blocks of {block} (as one chunk: {chunk})");
+        let kept_sizes = sizes(self.kept_head_block, self.kept_head_chunk);
         let kept = match self.prompt_memory {
-            PromptMemory::Loan { slots_max } => format!("{} tokens in at most {slots_max} lent slots", self.kept_head_chunk),
-            PromptMemory::Owned { bytes } => format!("{} tokens in {bytes} of their own", self.kept_head_chunk),
+            PromptMemory::Loan { slots_max } => format!("{kept_sizes} in at most {slots_max} lent slots"),
+            PromptMemory::Owned { bytes } => format!("{kept_sizes} in {bytes} of their own"),
             PromptMemory::None => "none".to_owned(),
         };
-        write!(f, "  chunk   head kept: {kept} ({})", self.prompt_decided_by)?;
-        if self.alias_chunk > 0 {
-            write!(f, "; head lent: {} tokens", self.alias_chunk)?;
+        write!(f, "  prompts head kept: {kept}; {}", self.prompt_decided_by)?;
+        if self.alias_block > 0 {
+            write!(f, "\n          head lent: {}", sizes(self.alias_block, self.alias_chunk))?;
+        }
+        if self.wide_rows > 0 {
+            write!(f, "\n          nothing lent: up to {} tokens in a wide window", self.wide_rows)?;
         }
         Ok(())
     }

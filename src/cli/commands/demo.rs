@@ -135,6 +135,7 @@ fn table(runs: &[&Run; 2], identical: bool) -> String {
     };
     row("way of reading", &|run| run.outcome.choice.way.to_string());
     row("chunk, tokens", &|run| run.outcome.choice.chunk.to_string());
+    row("block, tokens", &|run| run.outcome.choice.block.to_string());
     row("reading, tok/s", &|run| format!("{:.0}", run.outcome.prefill_tokens_per_s()));
     row("writing, tok/s", &|run| format!("{:.0}", run.outcome.decode_tokens_per_s()));
     row("expert slots", &|run| run.plan.slots.to_string());

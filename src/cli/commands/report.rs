@@ -46,7 +46,7 @@ impl<'a> RunReport<'a> {
             way: outcome.choice.way,
             way_reason: &outcome.choice.reason,
             chunk: outcome.choice.chunk,
-            block: outcome.choice.chunk,
+            block: outcome.choice.block,
             slots: plan.slots,
             slots_lent: outcome.phases.slots_lent,
             prefill_tokens_per_s: outcome.prefill_tokens_per_s(),
@@ -69,22 +69,25 @@ impl<'a> RunReport<'a> {
 /// Two lines for stderr.
 pub fn summary(outcome: &Outcome, plan: &Plan) -> String {
     let lent = match outcome.choice.way {
-        Way::Windows => "nothing lent".to_owned(),
+        Way::Windows | Way::Wide => "nothing lent".to_owned(),
         Way::Loan => format!("head kept, {} slots lent", outcome.phases.slots_lent),
         Way::Alias => format!(
             "{} of the prompt buffers in the head's range, {} slots lent, head back in {:.1} ms",
             outcome.phases.arena_bytes_in_head, outcome.phases.slots_lent, outcome.phases.head_reload_ms
         ),
     };
+    let sizes = match (outcome.choice.block, outcome.choice.chunk) {
+        (block, chunk) if block > chunk => format!("blocks of {block}, chunks of {chunk}"),
+        (_, chunk) => format!("chunks of {chunk}"),
+    };
     let uses = (outcome.experts.hits + outcome.experts.misses).max(1);
     let hit_percent = outcome.experts.hits * 100 / uses;
     let free = outcome.lowest_free.map_or_else(|| "unknown".to_owned(), |free| free.to_string());
     format!(
-        "read {} tokens at {:.1} tok/s by way of {} in chunks of {} ({lent})\nwrote {} tokens at {:.1} tok/s; {} slots, {hit_percent} % of expert uses from VRAM, lowest free {free}",
+        "read {} tokens at {:.1} tok/s by way of {} in {sizes} ({lent})\nwrote {} tokens at {:.1} tok/s; {} slots, {hit_percent} % of expert uses from VRAM, lowest free {free}",
         outcome.prompt_tokens,
         outcome.prefill_tokens_per_s(),
         outcome.choice.way,
-        outcome.choice.chunk,
         outcome.tokens.len(),
         outcome.decode_tokens_per_s(),
         plan.slots,

@@ -1,0 +1,257 @@
+//! What the device has been seen to take for the parts of reading a prompt, and from that, what a way of reading would take.
+//!
+//! All figures are running averages of measured times, by the device's clock; until something is measured it is taken to cost
+//! nothing, so that at first the ways are compared by bytes over the link alone.
+
+use crate::units::Bytes;
+
+/// Weight of the newest measurement once there are some.
+const NEWEST: f64 = 0.25;
+/// Link of which nothing is known yet, bytes a second: a PCIe 4.0 x8 slot.
+const LINK_BYTES_PER_S: f64 = 12e9;
+
+/// Times of one layer's parts in one block.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct BlockSample {
+    /// Rows of the timed chunk; 0 where none was.
+    pub chunk_rows: u32,
+    /// Pairs of a row of that chunk and a key it looks at.
+    pub keys_seen: f64,
+    /// Seconds of that chunk's mixer half without attention.
+    pub linear_s: f64,
+    /// Seconds of its attention.
+    pub attention_s: f64,
+    /// Experts of the timed group; 0 where none was.
+    pub n_experts: u32,
+    /// Rows routed to them.
+    pub routed_rows: u32,
+    /// Seconds of the group's products.
+    pub experts_s: f64,
+}
+
+/// Seconds as `fixed x pieces + each x rows`, fitted to what was measured, newer measurements counting more.
+#[derive(Clone, Copy, Debug, Default)]
+struct Line {
+    pieces2: f64,
+    pieces_rows: f64,
+    rows2: f64,
+    pieces_s: f64,
+    rows_s: f64,
+}
+
+impl Line {
+    fn note(&mut self, pieces: f64, rows: f64, seconds: f64) {
+        if !(seconds > 0.0 && rows > 0.0) {
+            return;
+        }
+        // Scaled so that a measurement counts by its relative error, not by its size.
+        let (pieces, rows) = (pieces / seconds, rows / seconds);
+        for (sum, term) in [
+            (&mut self.pieces2, pieces * pieces),
+            (&mut self.pieces_rows, pieces * rows),
+            (&mut self.rows2, rows * rows),
+            (&mut self.pieces_s, pieces),
+            (&mut self.rows_s, rows),
+        ] {
+            *sum = *sum * (1.0 - NEWEST / 4.0) + term;
+        }
+    }
+
+    /// The two factors. Measurements that are all alike cannot tell them apart: then everything is put on the rows.
+    fn factors(&self) -> (f64, f64) {
+        let determinant = self.pieces2 * self.rows2 - self.pieces_rows * self.pieces_rows;
+        let only_rows = if self.rows2 > 0.0 { (0.0, self.rows_s / self.rows2) } else { (0.0, 0.0) };
+        if determinant <= 1e-3 * self.pieces2 * self.rows2 {
+            return only_rows;
+        }
+        let fixed = (self.pieces_s * self.rows2 - self.rows_s * self.pieces_rows) / determinant;
+        let each = (self.rows_s * self.pieces2 - self.pieces_s * self.pieces_rows) / determinant;
+        match (fixed < 0.0, each < 0.0) {
+            (false, false) => (fixed, each),
+            (true, _) => only_rows,
+            (false, true) => (self.pieces_s / self.pieces2, 0.0),
+        }
+    }
+
+    fn seconds(&self, pieces: f64, rows: f64) -> f64 {
+        let (fixed, each) = self.factors();
+        fixed * pieces + each * rows
+    }
+}
+
+/// A running average.
+#[derive(Clone, Copy, Debug, Default)]
+struct Average {
+    value: f64,
+    measurements: u32,
+}
+
+impl Average {
+    fn note(&mut self, value: f64) {
+        if value.is_finite() && value > 0.0 {
+            self.measurements = self.measurements.saturating_add(1);
+            self.value += (value - self.value) * NEWEST.max(1.0 / f64::from(self.measurements));
+        }
+    }
+
+    fn get(&self) -> Option<f64> {
+        (self.measurements > 0).then_some(self.value)
+    }
+}
+
+/// Measured speeds of one device with one model.
+#[derive(Clone, Debug, Default)]
+pub struct Costs {
+    /// Whether copies run beside operations.
+    overlap: bool,
+    link_bytes_per_s: Average,
+    linear: Line,
+    attention: Average,
+    experts: Line,
+    /// By rows, from one to eight: windows are few enough to keep each apart.
+    windows: [Average; 8],
+}
+
+impl Costs {
+    /// Nothing measured yet. With `overlap`, copies run beside operations.
+    #[must_use]
+    pub fn new(overlap: bool) -> Self {
+        Self { overlap, ..Self::default() }
+    }
+
+    /// Takes note of `bytes` that crossed the link to the device in `seconds`.
+    #[allow(clippy::cast_precision_loss, reason = "a rate")]
+    pub fn note_link(&mut self, bytes: Bytes, seconds: f64) {
+        self.link_bytes_per_s.note(bytes.0 as f64 / seconds);
+    }
+
+    /// Takes note of a block's times.
+    pub fn note_block(&mut self, sample: &BlockSample) {
+        self.linear.note(1.0, f64::from(sample.chunk_rows), sample.linear_s);
+        self.attention.note(sample.attention_s / sample.keys_seen);
+        self.experts.note(f64::from(sample.n_experts), f64::from(sample.routed_rows), sample.experts_s);
+    }
+
+    /// Takes note of a window of `rows` rows, its misses included.
+    pub fn note_window(&mut self, rows: usize, seconds: f64) {
+        if let Some(average) = rows.checked_sub(1).and_then(|index| self.windows.get_mut(index)) {
+            average.note(seconds);
+        }
+    }
+
+    /// Bytes a second from host memory to the device.
+    #[must_use]
+    pub fn link_bytes_per_s(&self) -> f64 {
+        self.link_bytes_per_s.get().unwrap_or(LINK_BYTES_PER_S)
+    }
+
+    /// Seconds that `bytes` need to cross the link.
+    #[must_use]
+    pub fn link_s(&self, bytes: f64) -> f64 {
+        bytes / self.link_bytes_per_s()
+    }
+
+    /// Seconds of the mixer half of one layer without attention: `chunks` chunks with `rows` rows in all.
+    #[must_use]
+    pub fn linear_s(&self, chunks: f64, rows: f64) -> f64 {
+        self.linear.seconds(chunks, rows)
+    }
+
+    /// Seconds of one layer's attention over `keys_seen` pairs of a row and a key.
+    #[must_use]
+    pub fn attention_s(&self, keys_seen: f64) -> f64 {
+        self.attention.get().unwrap_or(0.0) * keys_seen
+    }
+
+    /// Seconds of one layer's experts, `n_experts` of them with `routed_rows` rows in all.
+    #[must_use]
+    pub fn experts_s(&self, n_experts: f64, routed_rows: f64) -> f64 {
+        self.experts.seconds(n_experts, routed_rows)
+    }
+
+    /// Seconds of a window of `rows` rows. Where that was not measured, the next smaller one that was, with the seconds that
+    /// `more_bytes(from, to)` of misses take; `None` where none was.
+    #[must_use]
+    pub fn window_s(&self, rows: usize, more_bytes: impl Fn(usize, usize) -> f64) -> Option<f64> {
+        let known_rows = (1..=rows.min(self.windows.len())).rev();
+        let (known, seconds) = known_rows.into_iter().find_map(|known| Some((known, self.windows[known - 1].get()?)))?;
+        Some(seconds + self.link_s(more_bytes(known, rows)))
+    }
+
+    /// Seconds of two kinds of work that may or may not run beside each other.
+    #[must_use]
+    pub fn beside(&self, link_s: f64, compute_s: f64) -> f64 {
+        if self.overlap { link_s.max(compute_s) } else { link_s + compute_s }
+    }
+
+    /// Of `ready_s` seconds of copies that have a place ahead of their use, those that run beside `compute_s` of other work.
+    #[must_use]
+    pub fn hidden(&self, ready_s: f64, compute_s: f64) -> f64 {
+        if self.overlap { ready_s.min(compute_s) } else { 0.0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn close(found: f64, wanted: f64) -> bool {
+        (found - wanted).abs() <= 1e-6 * wanted.abs().max(1.0)
+    }
+
+    #[test]
+    fn a_fixed_part_is_told_from_one_that_grows_with_the_rows() {
+        let mut costs = Costs::new(true);
+        for rows in [64u32, 512, 1024] {
+            costs.note_block(&BlockSample { chunk_rows: rows, linear_s: 0.5 + 0.01 * f64::from(rows), ..BlockSample::default() });
+        }
+        assert!(close(costs.linear_s(1.0, 100.0), 1.5), "{}", costs.linear_s(1.0, 100.0));
+        assert!(close(costs.linear_s(4.0, 1000.0), 12.0));
+    }
+
+    #[test]
+    fn measurements_that_are_all_alike_are_put_on_the_rows() {
+        let mut costs = Costs::new(true);
+        for _ in 0..3 {
+            costs.note_block(&BlockSample { n_experts: 8, routed_rows: 256, experts_s: 2.0, ..BlockSample::default() });
+        }
+        assert!(close(costs.experts_s(16.0, 512.0), 4.0));
+        assert!(close(costs.experts_s(128.0, 256.0), 2.0), "as many rows, more experts");
+    }
+
+    #[test]
+    fn what_was_never_measured_costs_nothing_but_its_bytes() {
+        let costs = Costs::new(true);
+        assert_eq!((costs.linear_s(1.0, 10.0), costs.attention_s(100.0), costs.experts_s(1.0, 10.0)), (0.0, 0.0, 0.0));
+        assert!(close(costs.link_s(12e9), 1.0));
+        assert_eq!(costs.window_s(4, |_, _| 0.0), None);
+    }
+
+    #[test]
+    fn a_window_that_was_not_measured_costs_what_a_smaller_one_did_and_its_further_misses() {
+        let mut costs = Costs::new(true);
+        costs.note_link(Bytes(1_000), 1.0);
+        costs.note_window(2, 5.0);
+        let seconds = |rows| costs.window_s(rows, |from, to| (to - from) as f64 * 500.0);
+        assert_eq!(seconds(1), None);
+        assert!(seconds(2).is_some_and(|seconds| close(seconds, 5.0)) && seconds(4).is_some_and(|seconds| close(seconds, 6.0)));
+        costs.note_window(9, 1.0);
+        costs.note_window(0, 1.0);
+    }
+
+    #[test]
+    fn newer_measurements_count_more_and_nonsense_does_not_count() {
+        let mut costs = Costs::new(false);
+        costs.note_link(Bytes(100), 1.0);
+        costs.note_link(Bytes(200), 1.0);
+        costs.note_link(Bytes(100), 0.0);
+        costs.note_link(Bytes(0), 1.0);
+        assert!(close(costs.link_bytes_per_s(), 150.0));
+        for _ in 0..20 {
+            costs.note_link(Bytes(400), 1.0);
+        }
+        assert!(costs.link_bytes_per_s() > 390.0);
+        assert!(close(costs.beside(2.0, 3.0), 5.0) && close(Costs::new(true).beside(2.0, 3.0), 3.0));
+        assert!(close(costs.hidden(2.0, 3.0), 0.0) && close(Costs::new(true).hidden(2.0, 3.0), 2.0));
+    }
+}

@@ -1,0 +1,430 @@
+//! Reads a prompt in blocks of chunks through the layers, each expert once a block.
+//!
+//! ```text
+//! for block in prompt:
+//!   for layer:
+//!     1. for chunk in block: the mixer half; experts' input and routes are kept for the block
+//!     2. for experts, ascending, a group at a time: from slot or ring, once; added to the residual
+//! ```
+//! A block is the unit of commit: the sequence grows by whole blocks. Experts without a slot come through a small ring on a copy
+//! stream. Where nearly every expert of a layer is used, the ring is filled for the next layer while its mixer half runs.
+//!
+//! Of the last layer only keys and values are computed, unless logits are asked for: the first logits of an answer come from the
+//! window of the last prompt token.
+
+mod probe;
+mod ring;
+mod routes;
+
+use std::collections::VecDeque;
+use std::ops::ControlFlow;
+use std::rc::Rc;
+
+use crate::backend::op::{Op, PromptExpert};
+use crate::backend::{AddrRange, Backend, Copy, DeviceMemory, Direction, PinnedMemory};
+use crate::engine::EngineError;
+use crate::engine::costs::BlockSample;
+use crate::engine::decode::{read_f32, read_u32};
+use crate::engine::embedding::Embedding;
+use crate::experts::Experts;
+use crate::model::ModelShape;
+use crate::model::forward::{ChunkRows, Forward};
+use crate::model::layout::{Part, PromptBases, PromptLayout};
+use crate::phase::{HeadRef, Scheduler};
+use crate::units::{Bytes, ExpertId, TokenId};
+use probe::Probe;
+pub use probe::keys_seen;
+use ring::{Group, Ring};
+use routes::RoutedRows;
+
+/// Rows of embeddings that are staged at once.
+const STAGED_ROWS: usize = 256;
+/// Share of a layer's experts from which on the next layer's are fetched before its routes are known.
+const FETCH_AHEAD_SHARE: f64 = 0.9;
+
+/// What a block's reader tells while it works, in rows x layers; it may ask to stop.
+pub type OnRows<'a> = dyn FnMut(u64) -> ControlFlow<()> + 'a;
+
+/// What the prompt path keeps from one prompt to the next: streams, events and pinned memory, but no device memory.
+pub struct PromptPath<B: Backend> {
+    backend: Rc<B>,
+    ring: Ring<B>,
+    probe: Probe<B>,
+    staging: [Staging<B>; 2],
+    chunk_done: [B::Event; 2],
+    routes: B::Pinned,
+    /// Logits of a tile of rows, made when they are first asked for.
+    logits: Option<B::Pinned>,
+}
+
+/// Pinned memory for some rows of input and their positions.
+struct Staging<B: Backend> {
+    pinned: B::Pinned,
+    uploaded: B::Event,
+}
+
+impl<B: Backend> PromptPath<B> {
+    /// Makes what blocks of up to `block_max` tokens need.
+    ///
+    /// # Errors
+    /// The backend's.
+    pub fn new(backend: Rc<B>, shape: &ModelShape, block_max: u32) -> Result<Self, EngineError> {
+        let row_bytes = shape.n_embd as usize * 4 + 4;
+        let staging = || -> Result<_, EngineError> {
+            let rows = STAGED_ROWS.min(block_max.max(1) as usize);
+            let pinned = backend.alloc_pinned(Bytes::from(rows * row_bytes), "prompt input")?;
+            Ok(Staging { pinned, uploaded: backend.create_event()? })
+        };
+        let route_bytes = u64::from(block_max.max(1)) * u64::from(shape.n_expert_used) * 4;
+        Ok(Self {
+            ring: Ring::new(Rc::clone(&backend))?,
+            probe: Probe::new(Rc::clone(&backend))?,
+            staging: [staging()?, staging()?],
+            chunk_done: [backend.create_event()?, backend.create_event()?],
+            routes: backend.alloc_pinned(Bytes(2 * route_bytes), "prompt routes")?,
+            logits: None,
+            backend,
+        })
+    }
+}
+
+/// One block to read.
+#[derive(Clone, Copy)]
+pub struct Block<'t> {
+    /// Its tokens.
+    pub tokens: &'t [TokenId],
+    /// Position of the first.
+    pub position: usize,
+    /// Whether another block follows in the same buffers.
+    pub more_follow: bool,
+}
+
+/// The prompt path over one stretch of memory.
+pub struct BlockReader<'a, B: Backend> {
+    path: &'a mut PromptPath<B>,
+    forward: Forward<'a>,
+    layout: PromptLayout,
+    bases: PromptBases,
+    compute: &'a B::Stream,
+}
+
+impl<'a, B: Backend> BlockReader<'a, B> {
+    /// A reader whose buffers lie in `arena` and, where the layout needs it, in `spill`.
+    ///
+    /// # Errors
+    /// The backend's.
+    pub fn new(
+        path: &'a mut PromptPath<B>,
+        forward: Forward<'a>,
+        layout: PromptLayout,
+        arena: AddrRange,
+        spill: Option<AddrRange>,
+        compute: &'a B::Stream,
+    ) -> Result<Self, EngineError> {
+        assert!(layout.arena_bytes <= arena.bytes, "prompt buffers of {} do not fit {}", layout.arena_bytes, arena.bytes);
+        let spill_bytes = spill.map_or(Bytes::ZERO, |range| range.bytes);
+        assert!(layout.spill_bytes <= spill_bytes, "a spill of {} does not fit {spill_bytes}", layout.spill_bytes);
+        let bases = PromptBases { arena: arena.start, spill: spill.map_or(arena.end(), |range| range.start) };
+        let ring = AddrRange { start: bases.addr(layout.ring), bytes: layout.ring.bytes };
+        // Marked anew: the marks of a prompt that failed are lost.
+        let uploads = path.staging.iter().map(|staging| &staging.uploaded);
+        path.chunk_done.iter().chain(uploads).try_for_each(|event| path.backend.record(compute, event))?;
+        path.ring.begin(ring, layout.ring_slots, compute)?;
+        Ok(Self { path, forward, layout, bases, compute })
+    }
+
+    /// Reads one block, all layers. Returns whether it was read to its end; where `on_rows` asked to stop, nothing counts.
+    ///
+    /// # Errors
+    /// The backend's.
+    pub fn read_block(
+        &mut self,
+        block: Block<'_>,
+        embedding: &Embedding,
+        scheduler: &Scheduler<B>,
+        experts: &mut Experts<B>,
+        on_rows: &mut OnRows<'_>,
+    ) -> Result<ControlFlow<()>, EngineError> {
+        self.path.probe.begin();
+        self.upload_input(block, embedding)?;
+        let n_layer = self.forward.shape.n_layer;
+        let n_rows = u32::try_from(block.tokens.len()).expect("a block is bounded");
+        // The second layer is typical: the first waits for its experts.
+        let probed_layer = u32::from(n_layer > 2);
+        for layer in 0..n_layer {
+            let layers_done = u64::from(n_rows) * u64::from(layer);
+            for (index, chunk) in chunks(n_rows, self.layout.size.chunk).enumerate() {
+                // Two chunks are queued at most, so a wish to stop is met within one.
+                self.path.backend.synchronise_event(&self.path.chunk_done[index % 2])?;
+                self.launch_mixer(layer, chunk, block.position, layer == probed_layer && index == 0)?;
+                self.path.backend.record(self.compute, &self.path.chunk_done[index % 2])?;
+                if on_rows(layers_done + u64::from(chunk.first) / 2).is_break() {
+                    self.path.backend.synchronise(self.compute)?;
+                    return Ok(ControlFlow::Break(()));
+                }
+            }
+            if !self.is_keys_only(layer) {
+                let routed = self.download_routes(n_rows)?;
+                self.upload_routes(&routed)?;
+                self.run_experts(layer, n_rows, &routed, block.more_follow, scheduler, experts)?;
+            }
+            if layer + 1 == n_layer {
+                // Done is what has been computed, not what is queued.
+                self.path.backend.synchronise(self.compute)?;
+            }
+            if on_rows(layers_done + u64::from(n_rows)).is_break() {
+                self.path.backend.synchronise(self.compute)?;
+                return Ok(ControlFlow::Break(()));
+            }
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+
+    /// What was measured of the block just read.
+    ///
+    /// # Errors
+    /// The backend's.
+    pub fn sample(&mut self) -> Result<Option<BlockSample>, EngineError> {
+        self.path.probe.finish()
+    }
+
+    /// Waits for experts that are still on their way, also after reading failed or was stopped: nothing may land in the arena once it
+    /// is handed back.
+    ///
+    /// # Errors
+    /// The backend's.
+    pub fn finish(&mut self) -> Result<(), EngineError> {
+        self.path.ring.finish()
+    }
+
+    fn is_keys_only(&self, layer: u32) -> bool {
+        layer + 1 == self.forward.shape.n_layer && !self.layout.size.all_logits
+    }
+
+    fn launch_mixer(&mut self, layer: u32, chunk: ChunkRows, block_position: usize, probed: bool) -> Result<(), EngineError> {
+        let ops = match self.is_keys_only(layer) {
+            true => self.forward.prompt_keys_values(layer, self.bases, &self.layout, chunk),
+            false => self.forward.prompt_mixer(layer, self.bases, &self.layout, chunk),
+        };
+        if probed && !self.is_keys_only(layer) {
+            return self.path.probe.launch_mixer(&ops, chunk.count, block_position + chunk.first as usize, self.compute);
+        }
+        Ok(ops.iter().try_for_each(|op| self.path.backend.launch(self.compute, op))?)
+    }
+
+    /// Logits of all rows of the block just read, tile by tile, handed to `sink` row by row.
+    ///
+    /// # Errors
+    /// The backend's.
+    pub fn block_logits(&mut self, n_rows: u32, head: &HeadRef<'_>, sink: &mut dyn FnMut(&[f32])) -> Result<(), EngineError> {
+        let n_vocab = self.forward.shape.n_vocab as usize;
+        let pinned = match self.path.logits.take() {
+            Some(pinned) if pinned.range().bytes >= self.layout.logits.bytes => pinned,
+            _ => self.path.backend.alloc_pinned(self.layout.logits.bytes, "prompt logits")?,
+        };
+        let mut logits = vec![0f32; n_vocab];
+        for tile in chunks(n_rows, self.layout.head_rows) {
+            for op in self.forward.prompt_head(self.bases, &self.layout, tile, head.range().start) {
+                self.path.backend.launch(self.compute, &op)?;
+            }
+            let part = Part { bytes: Bytes(u64::from(tile.count) * n_vocab as u64 * 4), ..self.layout.logits };
+            self.download(part, &pinned, Bytes::ZERO)?;
+            self.path.backend.synchronise(self.compute)?;
+            for row in 0..tile.count as usize {
+                read_f32(&pinned, row * n_vocab * 4, &mut logits);
+                sink(&logits);
+            }
+        }
+        self.path.logits = Some(pinned);
+        Ok(())
+    }
+
+    /// Sends embeddings and positions of a block, one stretch being gathered while the one before is on its way.
+    fn upload_input(&mut self, block: Block<'_>, embedding: &Embedding) -> Result<(), EngineError> {
+        let row_bytes = embedding.n_embd() * 4;
+        let mut first_position = i32::try_from(block.position).expect("positions are below the context length");
+        let mut rows = Vec::new();
+        for (index, tokens) in block.tokens.chunks(STAGED_ROWS).enumerate() {
+            rows.resize(tokens.len() * row_bytes, 0);
+            embedding.rows(tokens, &mut rows)?;
+            let positions: Vec<u8> = (first_position..).take(tokens.len()).flat_map(i32::to_le_bytes).collect();
+            first_position += i32::try_from(tokens.len()).expect("a stretch is short");
+            let staging = &self.path.staging[index % 2];
+            self.path.backend.synchronise_event(&staging.uploaded)?;
+            staging.pinned.write(0, &rows);
+            staging.pinned.write(rows.len(), &positions);
+            let row = index * STAGED_ROWS;
+            self.upload(self.layout.residual, row * row_bytes, &staging.pinned, 0, rows.len())?;
+            self.upload(self.layout.positions, row * 4, &staging.pinned, rows.len(), positions.len())?;
+            self.path.backend.record(self.compute, &staging.uploaded)?;
+        }
+        Ok(())
+    }
+
+    fn upload(&self, part: Part, part_offset: usize, source: &B::Pinned, offset: usize, bytes: usize) -> Result<(), EngineError> {
+        let (bytes, part_offset) = (Bytes::from(bytes), Bytes::from(part_offset));
+        debug_assert!(part_offset + bytes <= part.bytes, "{bytes} at {part_offset} for {} of {}", part.name, part.bytes);
+        let src = source.range().start.offset(Bytes::from(offset));
+        let dst = self.bases.addr(part).offset(part_offset);
+        Ok(self.path.backend.copy(self.compute, Copy { dst, src, bytes, direction: Direction::ToDevice })?)
+    }
+
+    fn download(&self, part: Part, target: &B::Pinned, offset: Bytes) -> Result<(), EngineError> {
+        let dst = target.range().start.offset(offset);
+        let src = self.bases.addr(part);
+        Ok(self.path.backend.copy(self.compute, Copy { dst, src, bytes: part.bytes, direction: Direction::ToHost })?)
+    }
+
+    /// Brings the routes of the block to the host: it decides which experts cross the link.
+    fn download_routes(&self, n_rows: u32) -> Result<RoutedRows, EngineError> {
+        let shape = self.forward.shape;
+        let n_routes = n_rows as usize * shape.n_expert_used as usize;
+        let route_bytes = Bytes::from(n_routes * 4);
+        let pinned = &self.path.routes;
+        self.download(Part { bytes: route_bytes, ..self.layout.ids }, pinned, Bytes::ZERO)?;
+        self.download(Part { bytes: route_bytes, ..self.layout.weights }, pinned, route_bytes)?;
+        self.path.backend.synchronise(self.compute)?;
+        let (mut ids, mut weights) = (vec![0u32; n_routes], vec![0f32; n_routes]);
+        read_u32(pinned, 0, &mut ids);
+        read_f32(pinned, route_bytes.as_usize(), &mut weights);
+        Ok(RoutedRows::sort(&ids, &weights, shape.n_expert_used as usize, shape.n_expert as usize))
+    }
+
+    /// Sends the sorted row lists. The pinned memory is free again: the routes in it were read after a synchronisation.
+    fn upload_routes(&self, routed: &RoutedRows) -> Result<(), EngineError> {
+        let rows: Vec<u8> = routed.rows.iter().flat_map(|row| row.to_le_bytes()).collect();
+        let weights: Vec<u8> = routed.weights.iter().flat_map(|weight| weight.to_le_bytes()).collect();
+        let pinned = &self.path.routes;
+        pinned.write(0, &rows);
+        pinned.write(rows.len(), &weights);
+        self.upload(self.layout.expert_rows, 0, pinned, 0, rows.len())?;
+        self.upload(self.layout.expert_row_weights, 0, pinned, rows.len(), weights.len())
+    }
+
+    /// The expert half of a layer: groups of experts in ascending order, so that the sums are the same whatever is resident.
+    fn run_experts(
+        &mut self,
+        layer: u32,
+        n_rows: u32,
+        routed: &RoutedRows,
+        more_follow: bool,
+        scheduler: &Scheduler<B>,
+        experts: &mut Experts<B>,
+    ) -> Result<(), EngineError> {
+        if self.layout.ring_slots == 0 {
+            return self.run_experts_in_place(layer, n_rows, routed, scheduler, experts);
+        }
+        let last_ahead = self.path.ring.last_ahead();
+        let is_absent = |expert: u32| experts.resident(ExpertId { layer, expert }, scheduler.slot_range()).is_none();
+        let mut wanted: VecDeque<u32> = routed.experts.iter().map(|&(expert, ..)| expert).filter(|&expert| is_absent(expert)).collect();
+        wanted.retain(|&expert| last_ahead.is_none_or(|last| expert > last));
+        self.path.ring.fill_ahead(layer, &mut wanted, experts)?;
+        let mut group = Vec::new();
+        let mut open: Option<Group> = None;
+        for &(expert, first, count) in &routed.experts {
+            let id = ExpertId { layer, expert };
+            experts.note_prompt(id);
+            let weights = match experts.resident(id, scheduler.slot_range()) {
+                Some(weights) => weights,
+                None => loop {
+                    let arriving = match open.as_mut() {
+                        Some(arriving) => arriving,
+                        None => open.insert(self.path.ring.next_group(self.compute)?.expect("every absent expert was sent for")),
+                    };
+                    match arriving.experts.pop_front() {
+                        Some((arrived, weights)) if arrived == expert => break weights,
+                        // A guess that no row went to.
+                        Some((arrived, _)) => debug_assert!(arrived < expert, "{arrived} arrives before {expert}"),
+                        None => {
+                            self.launch_group(layer, n_rows, std::mem::take(&mut group))?;
+                            self.path.ring.consumed(open.take().expect("it is open"), self.compute)?;
+                            self.path.ring.fill_ahead(layer, &mut wanted, experts)?;
+                        }
+                    }
+                },
+            };
+            group.push(PromptExpert { weights, first, count });
+        }
+        self.launch_group(layer, n_rows, group)?;
+        if let Some(open) = open {
+            self.path.ring.consumed(open, self.compute)?;
+        }
+        self.path.ring.drop_ahead();
+        self.fetch_ahead(layer, routed, more_follow, scheduler, experts)
+    }
+
+    /// Experts that have no slot are read where they are, each once: for few rows the link is not crossed twice anyway.
+    fn run_experts_in_place(
+        &mut self,
+        layer: u32,
+        n_rows: u32,
+        routed: &RoutedRows,
+        scheduler: &Scheduler<B>,
+        experts: &mut Experts<B>,
+    ) -> Result<(), EngineError> {
+        let mut group = Vec::with_capacity(routed.experts.len());
+        for &(expert, first, count) in &routed.experts {
+            let id = ExpertId { layer, expert };
+            experts.note_prompt(id);
+            group.push(PromptExpert { weights: experts.in_place(id, scheduler.slot_range()), first, count });
+        }
+        self.launch_group(layer, n_rows, group)
+    }
+
+    /// Sends for the first experts of the next layer, where a block like this one uses nearly all of them.
+    #[allow(clippy::cast_precision_loss, reason = "a share")]
+    fn fetch_ahead(
+        &mut self,
+        layer: u32,
+        routed: &RoutedRows,
+        more_follow: bool,
+        scheduler: &Scheduler<B>,
+        experts: &mut Experts<B>,
+    ) -> Result<(), EngineError> {
+        let ModelShape { n_layer, n_expert, .. } = *self.forward.shape;
+        let next = if layer + 1 < n_layer && !self.is_keys_only(layer + 1) { Some(layer + 1) } else { more_follow.then_some(0) };
+        let Some(layer) = next.filter(|_| routed.experts.len() as f64 >= FETCH_AHEAD_SHARE * f64::from(n_expert)) else { return Ok(()) };
+        let is_absent = |expert: &u32| experts.resident(ExpertId { layer, expert: *expert }, scheduler.slot_range()).is_none();
+        let mut wanted: VecDeque<u32> = (0..n_expert).filter(is_absent).collect();
+        self.path.ring.fill_ahead(layer, &mut wanted, experts)
+    }
+
+    fn launch_group(&mut self, layer: u32, n_rows: u32, group: Vec<PromptExpert>) -> Result<(), EngineError> {
+        if group.is_empty() {
+            return Ok(());
+        }
+        let at = |part: Part| self.bases.addr(part);
+        let (n_experts, routed_rows) = (group.len(), group.iter().map(|expert| expert.count).sum());
+        let op = Op::ExpertsPrompt {
+            experts: group,
+            input: at(self.layout.expert_input),
+            n_input_rows: n_rows,
+            rows: at(self.layout.expert_rows),
+            row_weights: at(self.layout.expert_row_weights),
+            residual: at(self.layout.residual),
+            shape: self.forward.weights.experts[layer as usize].shape(self.forward.exact),
+            scratch: at(self.layout.expert_scratch),
+            tile_rows: self.layout.tile_rows,
+        };
+        if self.path.probe.wants_experts() && self.layout.ring_slots > 0 {
+            return self.path.probe.launch_experts(&op, n_experts, routed_rows, self.compute);
+        }
+        Ok(self.path.backend.launch(self.compute, &op)?)
+    }
+}
+
+/// Cuts `n_rows` into stretches of at most `size`.
+fn chunks(n_rows: u32, size: u32) -> impl Iterator<Item = ChunkRows> {
+    (0..n_rows).step_by(size.max(1) as usize).map(move |first| ChunkRows { first, count: size.min(n_rows - first) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_stretch_is_the_rest() {
+        let cut: Vec<_> = chunks(10, 4).map(|chunk| (chunk.first, chunk.count)).collect();
+        assert_eq!(cut, [(0, 4), (4, 4), (8, 2)]);
+    }
+}

@@ -1,0 +1,130 @@
+//! Which sizes the prompt path may be given: tokens of a chunk and of a block, experts in flight.
+//!
+//! A block that is one chunk is the founding document's order. A longer block keeps the chunk short, since a chunk's scratch costs
+//! several times what a token of the block costs, and the matrix products are efficient from a few hundred rows on.
+
+use crate::model::layout::PromptSize;
+use crate::settings::{BlockSetting, ChunkSetting, EngineSettings};
+
+/// Largest chunk that is chosen unasked for a block of one chunk.
+const CHUNK_AUTO_MAX: u32 = 8192;
+/// Chunks of longer blocks with the experts in flight that go with them, best first: long enough for the products and for the link,
+/// then ever smaller for ever tighter arenas.
+const BLOCK_FORMS: [(u32, u32); 6] = [(1024, 32), (512, 32), (512, 16), (256, 16), (128, 8), (64, 4)];
+
+/// What settings and context allow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SizeLimits {
+    /// Longest chunk.
+    pub chunk_max: u32,
+    /// Longest block.
+    pub block_max: u32,
+    /// Whether every block is one chunk.
+    pub block_is_chunk: bool,
+}
+
+impl SizeLimits {
+    /// The limits for a context of `ctx_tokens`.
+    #[must_use]
+    pub fn new(settings: &EngineSettings, ctx_tokens: u32) -> Self {
+        let block_max = match settings.block {
+            BlockSetting::Tokens(tokens) => tokens,
+            BlockSetting::Auto | BlockSetting::Chunk => ctx_tokens,
+        }
+        .clamp(1, ctx_tokens);
+        let chunk_max = match settings.chunk {
+            ChunkSetting::Tokens(tokens) => tokens,
+            ChunkSetting::Auto { max } => max.unwrap_or(CHUNK_AUTO_MAX),
+        }
+        .clamp(1, block_max);
+        let block_is_chunk = settings.block == BlockSetting::Chunk;
+        Self { chunk_max, block_max: if block_is_chunk { chunk_max } else { block_max }, block_is_chunk }
+    }
+
+    /// Sizes for a block of `block` tokens, best first: the block as one chunk where that is allowed, then shorter chunks.
+    pub fn sizes(self, block: u32) -> impl Iterator<Item = PromptSize> {
+        let one_chunk = (block <= self.chunk_max).then(|| PromptSize::chunk(block));
+        let forms = if self.block_is_chunk { &[][..] } else { &BLOCK_FORMS[..] };
+        let longer = forms.iter().map(move |&(chunk, ring_slots)| PromptSize {
+            chunk: chunk.min(self.chunk_max),
+            ring_slots,
+            ..PromptSize::chunk(block)
+        });
+        one_chunk.into_iter().chain(longer.filter(move |size| size.chunk < block))
+    }
+
+    /// The longest chunk that fits as a block of its own; 0 where none does.
+    pub fn largest_chunk(self, fits: impl Fn(PromptSize) -> bool) -> u32 {
+        largest_fitting(self.chunk_max, |chunk| fits(PromptSize::chunk(chunk)))
+    }
+
+    /// The size with the longest block that fits, the best form among equals; `None` where not even one token does.
+    pub fn largest_block(self, fits: impl Fn(PromptSize) -> bool) -> Option<PromptSize> {
+        let fitting_size = |block| self.sizes(block).find(|&size| fits(size));
+        let block = largest_fitting(self.block_max, |block| fitting_size(block).is_some());
+        fitting_size(block)
+    }
+}
+
+/// The largest number from 1 to `limit` that fits, where everything below a fitting number fits; 0 where none does.
+pub fn largest_fitting(limit: u32, fits: impl Fn(u32) -> bool) -> u32 {
+    let (mut fitting, mut limit) = (0, limit);
+    // Invariant: `fitting` fits (or is 0), everything above `limit` does not or is not wanted.
+    while fitting < limit {
+        let middle = limit - (limit - fitting) / 2;
+        if fits(middle) {
+            fitting = middle;
+        } else {
+            limit = middle - 1;
+        }
+    }
+    fitting
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limits(chunk: ChunkSetting, block: BlockSetting) -> SizeLimits {
+        SizeLimits::new(&EngineSettings { chunk, block, ..EngineSettings::default() }, 32_768)
+    }
+
+    /// A token of a block costs 1, one of a chunk 5, an expert in flight 100.
+    fn fits(room: u32) -> impl Fn(PromptSize) -> bool {
+        move |size| size.block + 5 * size.chunk + 100 * size.ring_slots <= room
+    }
+
+    #[test]
+    fn settings_bound_chunk_and_block_and_a_block_bounds_its_chunk() {
+        let auto = ChunkSetting::default();
+        assert_eq!(limits(auto, BlockSetting::Auto), SizeLimits { chunk_max: 8192, block_max: 32_768, block_is_chunk: false });
+        let longest = |chunk, block| {
+            let SizeLimits { chunk_max, block_max, .. } = limits(chunk, block);
+            (chunk_max, block_max)
+        };
+        assert_eq!(longest(auto, BlockSetting::Tokens(300)), (300, 300));
+        assert_eq!(longest(ChunkSetting::Tokens(64), BlockSetting::Auto), (64, 32_768));
+        assert_eq!(longest(ChunkSetting::Auto { max: Some(9) }, BlockSetting::Tokens(70_000)), (9, 32_768));
+        assert_eq!(longest(ChunkSetting::Tokens(64), BlockSetting::Chunk), (64, 64));
+    }
+
+    #[test]
+    fn a_longer_block_has_a_shorter_chunk_and_the_longest_that_fits_is_found() {
+        let limits = limits(ChunkSetting::default(), BlockSetting::Auto);
+        assert_eq!(limits.largest_chunk(fits(7600)), 1000);
+        let size = limits.largest_block(fits(7600)).expect("fits");
+        assert_eq!((size.chunk, size.block, size.ring_slots), (64, 7600 - 5 * 64 - 400, 4));
+        assert_eq!(limits.largest_block(fits(100)), None);
+        let roomy = limits.largest_block(fits(u32::MAX)).expect("fits");
+        assert_eq!((roomy.block, roomy.chunk), (32_768, 1024), "one chunk of the whole context is not allowed");
+    }
+
+    #[test]
+    fn a_block_of_one_chunk_is_the_first_form() {
+        let limits = limits(ChunkSetting::Tokens(512), BlockSetting::Tokens(512));
+        let sizes: Vec<_> = limits.sizes(512).map(|size| (size.chunk, size.ring_slots)).collect();
+        assert_eq!(sizes, [(512, 16), (256, 16), (128, 8), (64, 4)]);
+        let document = self::limits(ChunkSetting::default(), BlockSetting::Chunk);
+        assert_eq!(document.sizes(512).collect::<Vec<_>>(), [PromptSize::chunk(512)]);
+    }
+}
