@@ -331,6 +331,8 @@ pub struct EngineSettings {
     pub ctx: ContextSetting,
     /// Element type of the KV cache.
     pub kv: KvType,
+    /// Host memory for parked conversations; zero: every prompt is read from its first token.
+    pub prefix_cache: Bytes,
     /// VRAM slots.
     pub expert_cache: ExpertCache,
     /// Chunk of the prompt path.
@@ -363,6 +365,7 @@ impl Default for EngineSettings {
             pin: None,
             ctx: ContextSetting::default(),
             kv: KvType::default(),
+            prefix_cache: Bytes::ZERO,
             expert_cache: ExpertCache::default(),
             chunk: ChunkSetting::default(),
             block: BlockSetting::default(),

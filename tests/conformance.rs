@@ -144,12 +144,13 @@ fn each_replay_reads_the_contents_of_its_own_time<B: Backend>(rig: &Rig<B>) {
     let (n_ctx, head_dim) = (8_usize, 4_usize);
     let rows = rig.upload_f32(&[1.0, 2.0, 3.0, 4.0]);
     let cache = rig.upload_f32(&vec![0.0; n_ctx * head_dim]);
-    let positions = rig.upload_i32(&[0]);
+    let (positions, first_row) = (rig.upload_i32(&[0]), rig.upload_i32(&[1]));
     let store = Op::KvStore {
         rows: start(&rows),
         cache: start(&cache),
         format: KvFormat::F32,
         positions: start(&positions),
+        first_row: start(&first_row),
         n_rows: 1,
         n_head_kv: 1,
         head_dim: 4,
@@ -165,8 +166,8 @@ fn each_replay_reads_the_contents_of_its_own_time<B: Backend>(rig: &Rig<B>) {
         rig.backend.synchronise(&rig.stream).expect("done");
     }
     let mut expected = vec![0.0; n_ctx * head_dim];
-    expected[20..24].fill(10.0);
-    expected[8..12].fill(20.0);
+    expected[24..28].fill(10.0);
+    expected[12..16].fill(20.0);
     assert_eq!(rig.download_f32(&cache), expected);
 }
 
@@ -499,6 +500,7 @@ mod host_only {
             cache: start(&x),
             format: KvFormat::F32,
             positions: start(&poisoned),
+            first_row: start(&poisoned),
             n_rows: 1,
             n_head_kv: 1,
             head_dim: 4,

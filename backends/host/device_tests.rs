@@ -311,10 +311,11 @@ fn an_expert_read_in_place_takes_the_link_and_one_in_a_slot_does_not() {
 fn an_operation_on_poisoned_positions_is_an_error_and_drops_what_is_behind_it() {
     let device = device(None);
     let (rows, cache, positions) = (device.floats(&[1.0; 4]), device.floats(&[0.0; 4]), device.buffer(4));
-    let [rows_at, cache_at, positions_at]: [Addr; 3] = [&rows, &cache, &positions].map(|memory| memory.range().start);
+    let first_row_at = cache.range().start;
+    let [rows, cache_at, positions]: [Addr; 3] = [&rows, &cache, &positions].map(|memory| memory.range().start);
     let format = KvFormat::F32;
     let store =
-        Op::KvStore { rows: rows_at, cache: cache_at, format, positions: positions_at, n_rows: 1, n_head_kv: 1, head_dim: 4, n_ctx: 1 };
+        Op::KvStore { rows, cache: cache_at, format, positions, first_row: first_row_at, n_rows: 1, n_head_kv: 1, head_dim: 4, n_ctx: 1 };
     device.backend.launch(&device.stream, &store).expect("queued");
     device.backend.fill(&device.stream, cache.range(), 9).expect("queued behind it");
     assert!(matches!(device.backend.synchronise(&device.stream), Err(BackendError::BadOperand { op: "kv_store", .. })));

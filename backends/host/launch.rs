@@ -80,11 +80,12 @@ impl Launcher {
                 norm_and_rotate(&self.pool, self.level, rope, Some(norm), operands.write(x, n)?, positions);
                 Ok(bytes_cost(8 * n))
             }
-            Op::KvStore { rows, cache, format, positions, n_rows, n_head_kv, head_dim, n_ctx } => {
+            Op::KvStore { rows, cache, format, positions, first_row, n_rows, n_head_kv, head_dim, n_ctx } => {
                 let shape = KvShape { kv_type: kv_type(format), n_head_kv: n_head_kv as usize, head_size: head_dim as usize };
-                let positions = operands.positions(positions, n_rows as usize, n_ctx)?;
+                let (positions, first_row) = operands.positions(positions, first_row, n_rows as usize, n_ctx)?;
                 let rows = operands.read(rows, positions.len() * shape.n_head_kv * shape.head_size)?;
-                store_rows(&self.pool, &shape, rows, positions, operands.write(cache, n_ctx as usize * shape.position_bytes())?);
+                let cache = operands.write::<u8>(cache, n_ctx as usize * shape.position_bytes())?;
+                store_rows(&self.pool, &shape, rows, positions, &mut cache[first_row * shape.position_bytes()..]);
                 Ok(bytes_cost(4 * rows.len() + positions.len() * shape.position_bytes()))
             }
             Op::Attention { .. } => self.attention(&operands, op),
@@ -145,12 +146,27 @@ impl Launcher {
     }
 
     fn attention(&self, operands: &Operands<'_>, op: &Op) -> Result<Cost> {
-        let Op::Attention { q, k_cache, v_cache, format, positions, out, n_rows, n_head, n_head_kv, head_dim, n_ctx, scale, path } = *op
+        let Op::Attention {
+            q,
+            k_cache,
+            v_cache,
+            format,
+            positions,
+            first_row,
+            out,
+            n_rows,
+            n_head,
+            n_head_kv,
+            head_dim,
+            n_ctx,
+            scale,
+            path,
+        } = *op
         else {
             unreachable!("called for attention only");
         };
         let shape = KvShape { kv_type: kv_type(format), n_head_kv: n_head_kv as usize, head_size: head_dim as usize };
-        let positions = operands.positions(positions, n_rows as usize, n_ctx)?;
+        let (positions, first_row) = operands.positions(positions, first_row, n_rows as usize, n_ctx)?;
         let n = positions.len() * n_head as usize * head_dim as usize;
         let cache_bytes = n_ctx as usize * shape.position_bytes();
         let inputs = AttentionInputs {
@@ -158,8 +174,8 @@ impl Launcher {
             n_head: n_head as usize,
             scale,
             queries: operands.read(q, n)?,
-            keys: operands.read(k_cache, cache_bytes)?,
-            values: operands.read(v_cache, cache_bytes)?,
+            keys: &operands.read(k_cache, cache_bytes)?[first_row * shape.position_bytes()..],
+            values: &operands.read(v_cache, cache_bytes)?[first_row * shape.position_bytes()..],
             positions,
         };
         let run = match path {

@@ -78,12 +78,14 @@ impl<'a> Operands<'a> {
         Ok(unsafe { std::slice::from_raw_parts_mut(pointer.cast(), n) })
     }
 
-    /// Positions of rows inside a cache of `n_ctx` tokens: as [`Operands::ascending_positions`].
-    pub fn positions(&self, addr: Addr, n_rows: usize, n_ctx: u32) -> Result<&'a [i32]> {
+    /// Positions of rows inside a cache of `n_ctx` rows, as [`Operands::ascending_positions`], with the row that holds position 0.
+    pub fn positions(&self, addr: Addr, first_row: Addr, n_rows: usize, n_ctx: u32) -> Result<(&'a [i32], usize)> {
+        let first_row = self.read::<i32>(first_row, 1)?[0];
+        let Ok(first) = u32::try_from(first_row) else { return Err(self.refuse(format!("row {first_row} is no row"))) };
         let positions = self.ascending_positions(addr, n_rows)?;
-        match positions.iter().find(|position| position.unsigned_abs() >= n_ctx) {
-            Some(outside) => Err(self.refuse(format!("position {outside} is outside a context of {n_ctx} tokens"))),
-            None => Ok(positions),
+        match positions.iter().find(|position| first.saturating_add(position.unsigned_abs()) >= n_ctx) {
+            Some(outside) => Err(self.refuse(format!("position {outside} from row {first} on is outside a context of {n_ctx} tokens"))),
+            None => Ok((positions, first as usize)),
         }
     }
 
@@ -172,9 +174,13 @@ mod tests {
     fn positions_ascend_inside_the_context() {
         let (mut table, start) = table();
         table.fill(AddrRange { start, bytes: Bytes(4) }, 0).expect("inside");
+        table.fill(AddrRange { start: start.offset(Bytes(8)), bytes: Bytes(4) }, 0).expect("inside");
         let operands = Operands::new("a test", &mut table);
-        assert_eq!(operands.positions(start, 1, 1), Ok(&[0][..]));
-        assert!(matches!(operands.positions(start, 2, 8), Err(BackendError::BadOperand { .. })), "the second is poison");
+        let first_row = start.offset(Bytes(8));
+        assert_eq!(operands.positions(start, first_row, 1, 1), Ok((&[0][..], 0)));
+        assert!(matches!(operands.positions(start, first_row, 2, 8), Err(BackendError::BadOperand { .. })), "the second is poison");
+        let poison = start.offset(Bytes(12));
+        assert!(matches!(operands.positions(start, poison, 1, 8), Err(BackendError::BadOperand { .. })), "no row");
         assert!(matches!(operands.indices(start, 2, u32::MAX), Err(BackendError::BadOperand { .. })), "and no expert");
     }
 }

@@ -133,16 +133,27 @@ pub enum Op {
     /// number `i` with `i + n_rot/2`; in place on `x` f32 `[n_rows, n_head, head_dim]`; `positions` i32 `[n_rows]`, ascending.
     HeadNormRope { x: Addr, weight: Addr, positions: Addr, n_rows: u32, n_head: u32, head_dim: u32, n_rot: u32, freq_base: f32, eps: f32 },
     /// Stores `rows` f32 `[n_rows, n_head_kv, head_dim]` in `cache` `[n_ctx, n_head_kv, head_dim]` at `positions` i32 `[n_rows]`,
-    /// ascending and below `n_ctx`.
-    KvStore { rows: Addr, cache: Addr, format: KvFormat, positions: Addr, n_rows: u32, n_head_kv: u32, head_dim: u32, n_ctx: u32 },
-    /// Causal attention of `q` f32 `[n_rows, n_head, head_dim]` over both caches up to and including each row's position; `out` as
-    /// `q`. Query head `h` reads key head `h / (n_head / n_head_kv)`.
+    /// ascending; position 0 lies in row `first_row` i32 `[1]`, and all rows are below `n_ctx`.
+    KvStore {
+        rows: Addr,
+        cache: Addr,
+        format: KvFormat,
+        positions: Addr,
+        first_row: Addr,
+        n_rows: u32,
+        n_head_kv: u32,
+        head_dim: u32,
+        n_ctx: u32,
+    },
+    /// Causal attention of `q` f32 `[n_rows, n_head, head_dim]` over both caches from row `first_row` i32 `[1]` up to and including
+    /// each row's position; `out` as `q`. Query head `h` reads key head `h / (n_head / n_head_kv)`.
     Attention {
         q: Addr,
         k_cache: Addr,
         v_cache: Addr,
         format: KvFormat,
         positions: Addr,
+        first_row: Addr,
         out: Addr,
         n_rows: u32,
         n_head: u32,

@@ -272,9 +272,9 @@ pub struct MemoryArgs {
     /// How the cache is sized: exact counts head and graphs
     #[arg(long, value_name = "exact|seed", default_value = "exact", value_parser = one_of(&["exact", "seed"]), hide = true)]
     pub cache_sizing: String,
-    /// RAM for prefixes of earlier prompts.
-    #[arg(long, value_name = "MIB", value_parser = whole(MEMORY_OR_NONE), hide = true)]
-    pub prefix_cache_mib: Option<u64>,
+    /// RAM for parked conversations; 0 reads every prompt from its first token
+    #[arg(long, value_name = "MIB", value_parser = whole(MEMORY_OR_NONE), default_value = "512")]
+    pub prefix_cache_mib: u64,
 }
 
 /// How prompts are read.

@@ -250,6 +250,7 @@ impl Checker<'_> {
             pin: memory.pin_mib.map(Bytes::mib),
             ctx: memory.ctx,
             kv: memory.kv,
+            prefix_cache: Bytes::mib(memory.prefix_cache_mib),
             expert_cache: memory.expert_cache,
             chunk: prompt.prefill,
             block: prompt.prefill_block,
@@ -350,7 +351,8 @@ mod tests {
     #[test]
     fn defaults_are_those_of_the_engine() {
         let Command::Plan(plan) = command("ebbtide plan -m m.gguf") else { panic!("a plan was asked for") };
-        assert_eq!(plan.engine, EngineSettings { threads: processors(), ..EngineSettings::default() });
+        let expected = EngineSettings { threads: processors(), prefix_cache: Bytes::mib(512), ..EngineSettings::default() };
+        assert_eq!(plan.engine, expected);
         let Command::Logits(logits) = command("ebbtide logits -m m.gguf --tokens 1,2 -o o.npy") else { panic!("logits") };
         assert_eq!((logits.engine.kv, logits.engine.activations), (KvType::F32, Activations::F32));
         assert_eq!(logits.tokens, TokenSource::List(vec![1, 2]));
@@ -358,7 +360,7 @@ mod tests {
 
     #[test]
     fn every_setting_reaches_the_engine() {
-        let line = "ebbtide plan -m m.gguf --vram-mib 4000 --vram-reserve-mib 100 --pin-mib 0 --ctx 2048 --kv q8_0 --expert-cache 40 \
+        let line = "ebbtide plan -m m.gguf --vram-mib 4000 --vram-reserve-mib 100 --pin-mib 0 --ctx 2048 --kv q8_0 --expert-cache 40 --prefix-cache-mib 100 \
             --prefill 512 --prefill-block 512 --prefill-head-alias --alias-min-tokens 0 --short-read 5 --refill strict \
             --activations f32 --deterministic --threads 3 --device host --spec 0 --draft off";
         let Command::Plan(plan) = command(line) else { panic!("a plan was asked for") };
@@ -368,6 +370,7 @@ mod tests {
             pin: Some(Bytes::ZERO),
             ctx: ContextSetting::Tokens(2048),
             kv: KvType::Q8_0,
+            prefix_cache: Bytes::mib(100),
             expert_cache: crate::settings::ExpertCache::Slots(40),
             chunk: ChunkSetting::Tokens(512),
             block: BlockSetting::Tokens(512),

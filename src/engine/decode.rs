@@ -63,7 +63,7 @@ impl<B: Backend> Windows<B> {
         notices.extend(trunk_notice.or(head_notice));
         let ModelShape { n_vocab, n_layer, n_expert_used: n_used, .. } = *forward.shape;
         let row_bytes = forward.shape.n_embd as usize * 4;
-        let input = PinnedRows { pinned: backend.alloc_pinned(Bytes::from(row_bytes + 4), "window input")?, row_bytes };
+        let input = PinnedRows { pinned: backend.alloc_pinned(Bytes::from(row_bytes + 8), "window input")?, row_bytes };
         let output = backend.alloc_pinned(layout.logits.bytes + layout.ids.bytes, "window output")?;
         Ok(Self { backend, buffer, layout, trunk, head, input, output, n_vocab, n_used, n_layer })
     }
@@ -90,6 +90,7 @@ impl<B: Backend> Windows<B> {
         &self,
         token: TokenId,
         position: usize,
+        first_row: u32,
         embedding: &Embedding,
         scheduler: &Scheduler<B>,
         experts: &mut Experts<B>,
@@ -97,7 +98,7 @@ impl<B: Backend> Windows<B> {
         logits: Option<&mut Vec<f32>>,
     ) -> Result<WindowRoutes, EngineError> {
         experts.publish_arrivals(stream, false, scheduler.slot_range())?;
-        self.upload_input(token, position, embedding, stream)?;
+        self.upload_input(token, position, first_row, embedding, stream)?;
         let witness = scheduler.decode()?;
         self.trunk.run(&witness, stream)?;
         self.download(self.layout.ids, self.layout.logits.bytes, stream)?;
@@ -114,16 +115,25 @@ impl<B: Backend> Windows<B> {
         Ok(self.read_routes())
     }
 
-    fn upload_input(&self, token: TokenId, position: usize, embedding: &Embedding, stream: &B::Stream) -> Result<(), EngineError> {
+    fn upload_input(
+        &self,
+        token: TokenId,
+        position: usize,
+        first_row: u32,
+        embedding: &Embedding,
+        stream: &B::Stream,
+    ) -> Result<(), EngineError> {
         let mut row = vec![0u8; self.input.row_bytes];
         embedding.rows(&[token], &mut row)?;
         self.input.pinned.write(0, &row);
         let position = i32::try_from(position).expect("positions are below the context length");
         self.input.pinned.write(self.input.row_bytes, &position.to_le_bytes());
+        self.input.pinned.write(self.input.row_bytes + 4, &first_row.to_le_bytes());
         let source = self.input.pinned.range().start;
         let row_bytes = Bytes::from(self.input.row_bytes);
         self.upload(self.layout.residual, source, row_bytes, stream)?;
-        self.upload(self.layout.positions, source.offset(row_bytes), Bytes(4), stream)
+        self.upload(self.layout.positions, source.offset(row_bytes), Bytes(4), stream)?;
+        self.upload(self.layout.first_row, source.offset(row_bytes + Bytes(4)), Bytes(4), stream)
     }
 
     fn upload(&self, part: Part, src: crate::backend::Addr, bytes: Bytes, stream: &B::Stream) -> Result<(), EngineError> {

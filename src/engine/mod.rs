@@ -10,9 +10,11 @@ pub mod decode;
 pub mod embedding;
 mod error;
 pub mod prefill;
+pub mod prefix_cache;
 pub mod sampler;
 pub mod sequence;
 mod start;
+pub mod timelines;
 pub mod way;
 
 use std::ops::ControlFlow;
@@ -41,8 +43,10 @@ use costs::Costs;
 use decode::Windows;
 use embedding::Embedding;
 use prefill::{Block, BlockReader, PromptPath};
+use prefix_cache::{PrefixCache, PrefixCounters};
 use sampler::{Sampler, Sampling};
-use sequence::Sequence;
+use sequence::{Reuse, Sequence};
+use timelines::{Place, Timelines, Wanted};
 use way::{Choice, ModelTraffic, Reading, Way};
 
 /// Slots that stay in use while the head is lent: a window needs one.
@@ -96,6 +100,10 @@ pub struct Outcome {
     pub finish: Finish,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
+    /// Of them, those whose keys and values were there already.
+    pub reused_tokens: usize,
+    /// Which timeline the request was answered on.
+    pub place: Place,
     /// How the prompt was read.
     pub choice: Choice,
     /// Time of reading, the way back of lent memory included, up to the first token.
@@ -156,7 +164,8 @@ pub struct Engine<B: Backend> {
     window_times: [B::Event; 2],
     compute: B::Stream,
     embedding: Embedding,
-    sequence: Sequence,
+    timelines: Timelines,
+    prefix_cache: PrefixCache<B>,
     notices: Vec<String>,
     lowest_free: Option<Bytes>,
     spilled: Bytes,
@@ -195,14 +204,20 @@ impl<B: Backend> Engine<B> {
         std::mem::take(&mut self.notices)
     }
 
-    /// Forgets the live sequence.
+    /// Forgets what is live; parked conversations stay.
     pub fn reset(&mut self) {
-        self.sequence.truncate(0);
+        self.timelines.clear();
     }
 
-    /// The way a prompt of `prompt_tokens` would be read.
+    /// Conversations parked and resumed since the start.
     #[must_use]
-    pub fn choose_way(&self, prompt_tokens: usize) -> Choice {
+    pub fn prefix_counters(&self) -> PrefixCounters {
+        self.prefix_cache.counters()
+    }
+
+    /// The way in which tokens would be read now.
+    #[must_use]
+    pub fn choose_way(&self, reading: Reading) -> Choice {
         let shape = &self.model.shape;
         let arena_bytes = |size, way| self.prompt_layout(size, self.prompt_room(way)).map(|layout| layout.arena_bytes);
         let traffic = ModelTraffic {
@@ -212,7 +227,6 @@ impl<B: Backend> Engine<B> {
             n_expert_used: shape.n_expert_used,
             arena_bytes: &arena_bytes,
         };
-        let reading = Reading { past: 0, tokens: prompt_tokens.saturating_sub(1) };
         way::choose(&self.plan, traffic, &self.costs, &self.settings, reading)
     }
 
@@ -235,26 +249,29 @@ impl<B: Backend> Engine<B> {
         PromptLayout::new(&self.model.shape, &self.model.weights, self.plan.exact, size, room)
     }
 
-    /// Reads the prompt into a fresh sequence and writes on.
+    /// Reads what is new of the prompt and writes on.
     ///
     /// # Errors
     /// [`EngineError`] for a prompt that is empty, too long or holds numbers that are no tokens, before anything is read; the
     /// device's faults; logits that are no numbers.
     pub fn generate(&mut self, request: &Request, on_event: &mut OnEvent<'_>) -> Result<Outcome, EngineError> {
         self.check_prompt(&request.prompt)?;
-        self.reset();
         let phases_before = self.scheduler.counters()?;
         let experts_before = self.experts.counters();
         self.lowest_free = None;
         self.spilled = Bytes::ZERO;
-        let choice = self.choose_way(request.prompt.len());
         let started = Instant::now();
         let (&last, first) = request.prompt.split_last().ok_or(EngineError::EmptyPrompt)?;
-        let read = self.read(first, &choice, on_event)?;
+        let reused_tokens = self.resume_prefix(request)?;
+        let fresh = &first[reused_tokens..];
+        let choice = self.choose_way(Reading { past: reused_tokens, tokens: fresh.len() });
+        let read = self.read(fresh, &choice, on_event)?;
         let mut outcome = Outcome {
             tokens: Vec::new(),
             finish: Finish::Cancelled,
             prompt_tokens: request.prompt.len(),
+            reused_tokens,
+            place: self.timelines.place(),
             choice,
             prefill: Duration::ZERO,
             decode: Duration::ZERO,
@@ -275,6 +292,65 @@ impl<B: Backend> Engine<B> {
         }
         outcome.experts = experts_since(experts_before, self.experts.counters());
         Ok(outcome)
+    }
+
+    /// Finds what the caches and the parked conversations hold of a prompt, makes it the active timeline and says how many tokens
+    /// that saves. What would be lost is parked first.
+    fn resume_prefix(&mut self, request: &Request) -> Result<usize, EngineError> {
+        if self.settings.prefix_cache == Bytes::ZERO {
+            self.timelines.clear();
+            return Ok(0);
+        }
+        let n_ctx = self.plan.ctx_tokens as usize;
+        let reuse = if self.settings.deterministic { Reuse::Deterministic } else { Reuse::Any };
+        let prompt = &request.prompt;
+        let parked = self.prefix_cache.best(prompt, reuse);
+        let tokens_max = request.tokens_max.min(n_ctx - prompt.len());
+        let wanted = Wanted { prompt, tokens_max, parked: parked.map_or(0, |found| found.tokens) };
+        let decision = self.timelines.decide(wanted, n_ctx, reuse);
+        if self.timelines.loses(decision) {
+            self.park(decision.place)?;
+        }
+        // Parking may have replaced or dropped the entry that was found.
+        let parked = self.prefix_cache.best(prompt, reuse).filter(|_| decision.resumes);
+        match parked {
+            Some(found) => {
+                let sequence = self.prefix_cache.resume(found, decision.first_row, &self.compute)?;
+                self.timelines.set(decision.place, sequence);
+            }
+            None if decision.kept > 0 => self.timelines.continue_at(decision.place, decision.kept),
+            None => self.timelines.set(decision.place, Sequence::starting_at(decision.first_row)),
+        }
+        if self.timelines.runs_into_side(prompt.len()) {
+            self.park(Place::Side)?;
+            self.timelines.clear_side();
+        }
+        Ok(self.timelines.active().len())
+    }
+
+    fn park(&mut self, place: Place) -> Result<(), EngineError> {
+        if let Some(sequence) = self.timelines.at(place) {
+            self.prefix_cache.park(sequence, &self.compute)?;
+        }
+        Ok(())
+    }
+
+    /// Sees to it that the active timeline may grow by a row: main grows over the side timeline, that one moves to main's place.
+    fn make_room_for_row(&mut self) -> Result<(), EngineError> {
+        let rows = self.timelines.active().len() + 1;
+        if self.timelines.runs_into_side(rows) {
+            self.park(Place::Side)?;
+            self.timelines.clear_side();
+        }
+        if self.timelines.active().first_row() as usize + rows > self.plan.ctx_tokens as usize {
+            self.park(Place::Main)?;
+            let side = self.timelines.active();
+            self.prefix_cache.move_to_start(side, &self.compute)?;
+            let moved = Sequence::resumed(side.tokens().to_vec(), side.prompt_rows(), 0);
+            self.timelines.clear_side();
+            self.timelines.set(Place::Main, moved);
+        }
+        Ok(())
     }
 
     fn check_prompt(&self, prompt: &[TokenId]) -> Result<(), EngineError> {
@@ -346,7 +422,8 @@ impl<B: Backend> Engine<B> {
         let n_blocks = blocks.len();
         for (index, tokens) in blocks.enumerate() {
             let mut on_rows = |rows| on_event(Event::Reading { done: rows_done + rows, total });
-            let block = Block { tokens, position: self.sequence.len(), more_follow: index + 1 < n_blocks };
+            let (position, first_row) = (self.timelines.active().len(), self.timelines.active().first_row());
+            let block = Block { tokens, position, first_row, more_follow: index + 1 < n_blocks };
             let read = reader.read_block(block, &self.embedding, &self.scheduler, &mut self.experts, &mut on_rows);
             // What made reading fail is told; a device that fails here, too, has nothing on its way any more.
             let read = read.inspect_err(|_| drop(reader.finish()))?;
@@ -362,7 +439,7 @@ impl<B: Backend> Engine<B> {
                 let n_rows = u32::try_from(tokens.len()).expect("a block is bounded");
                 reader.block_logits(n_rows, &head, sink)?;
             }
-            self.sequence.extend(tokens);
+            self.timelines.active_mut().extend_read(tokens);
             rows_done += tokens.len() as u64 * n_layer;
         }
         reader.finish()?;
@@ -371,15 +448,16 @@ impl<B: Backend> Engine<B> {
 
     /// One window of the next token; fills `logits` where given.
     fn window(&mut self, token: TokenId, logits: Option<&mut Vec<f32>>) -> Result<(), EngineError> {
-        let position = self.sequence.len();
+        let (position, first_row) = (self.timelines.active().len(), self.timelines.active().first_row());
         let wants_logits = logits.is_some();
         let [began, ended] = &self.window_times;
         self.backend.record(&self.compute, began)?;
-        let routes = self.windows.run(token, position, &self.embedding, &self.scheduler, &mut self.experts, &self.compute, logits)?;
+        let routes =
+            self.windows.run(token, position, first_row, &self.embedding, &self.scheduler, &mut self.experts, &self.compute, logits)?;
         self.backend.record(&self.compute, ended)?;
         self.backend.synchronise_event(ended)?;
         self.costs.note_window(1, self.backend.elapsed_s(began, ended)?);
-        self.sequence.extend(&[token]);
+        self.timelines.active_mut().extend(&[token]);
         self.experts.note_window(&routes.experts, &self.compute, self.scheduler.slot_range())?;
         if wants_logits {
             self.note_free_memory();
@@ -396,16 +474,17 @@ impl<B: Backend> Engine<B> {
         on_event: &mut OnEvent<'_>,
     ) -> Result<(), EngineError> {
         let sampler = Sampler::new(request.sampling.clone());
-        let room = self.plan.ctx_tokens as usize - self.sequence.len();
+        let room = self.plan.ctx_tokens as usize - self.timelines.active().len();
         let tokens_max = request.tokens_max.min(room);
         outcome.finish = Finish::Length;
         let mut logits = Vec::new();
         let mut next = first;
         let mut first_token_at = None;
         while outcome.tokens.len() < tokens_max {
+            self.make_room_for_row()?;
             self.window(next, Some(&mut logits))?;
-            let position = self.sequence.len();
-            let chosen = sampler.choose(&logits, self.sequence.tokens(), position);
+            let position = self.timelines.active().len();
+            let chosen = sampler.choose(&logits, self.timelines.active().tokens(), position);
             next = chosen.ok_or(EngineError::NotFinite { position: position - 1 })?;
             first_token_at.get_or_insert_with(Instant::now);
             if request.stop_tokens.contains(&next) {

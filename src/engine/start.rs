@@ -7,7 +7,8 @@ use super::costs::Costs;
 use super::decode::Windows;
 use super::embedding::Embedding;
 use super::prefill::PromptPath;
-use super::sequence::Sequence;
+use super::prefix_cache::{KvRows, PrefixCache};
+use super::timelines::Timelines;
 use super::{Engine, EngineError};
 use crate::backend::{Backend, Copy, DeviceMemory, Direction, MemoryInfo};
 use crate::experts::{ExpertStore, Experts};
@@ -124,6 +125,13 @@ impl<B: Backend> Engine<B> {
         experts.publish_arrivals(&compute, true, scheduler.slot_range())?;
         let forward = Forward { shape: &model.shape, weights, resident, exact: plan.exact };
         let windows = Windows::new(Rc::clone(&backend), window_buffer, layout, &forward, &scheduler, &compute, &mut notices)?;
+        let kv_rows = KvRows {
+            base: resident.kv,
+            layer_bytes: ModelWeights::kv_layer_bytes(&model.shape, plan.kv_format, plan.ctx_tokens),
+            row_bytes: ModelWeights::kv_row_bytes(&model.shape, plan.kv_format),
+            n_layer: model.shape.n_layer,
+        };
+        let prefix_cache = PrefixCache::new(Rc::clone(&backend), kv_rows, settings.prefix_cache);
         let embedding = Embedding::new(&model).map_err(start_error)?;
         Ok(Self {
             backend,
@@ -140,7 +148,8 @@ impl<B: Backend> Engine<B> {
             window_times,
             compute,
             embedding,
-            sequence: Sequence::default(),
+            timelines: Timelines::default(),
+            prefix_cache,
             notices,
             lowest_free: None,
             spilled: Bytes::ZERO,

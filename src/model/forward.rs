@@ -33,6 +33,7 @@ struct MixerAddrs {
     ids: Addr,
     weights: Addr,
     positions: Addr,
+    first_row: Addr,
     normed: Addr,
     quantised: Addr,
     q: Addr,
@@ -52,6 +53,7 @@ impl MixerAddrs {
             ids: nowhere,
             weights: nowhere,
             positions: nowhere,
+            first_row: nowhere,
             normed: at(parts.normed),
             quantised: at(parts.quantised),
             q: at(parts.q),
@@ -145,10 +147,11 @@ impl Forward<'_> {
         Op::HeadNormRope { x, weight: self.vector(weight), positions, n_rows, n_head, head_dim, n_rot, freq_base, eps }
     }
 
-    fn kv_store(&self, rows: Addr, cache: Addr, positions: Addr, n_rows: u32) -> Op {
+    fn kv_store(&self, rows: Addr, cache: Addr, at: &MixerAddrs, n_rows: u32) -> Op {
         let ResidentAddrs { n_ctx, kv_format: format, .. } = self.resident;
         let ModelShape { n_head_kv, head_dim, .. } = *self.shape;
-        Op::KvStore { rows, cache, format, positions, n_rows, n_head_kv, head_dim, n_ctx }
+        let MixerAddrs { positions, first_row, .. } = *at;
+        Op::KvStore { rows, cache, format, positions, first_row, n_rows, n_head_kv, head_dim, n_ctx }
     }
 
     /// What a layer leaves in the caches for `n_rows` rows, and their queries where `with_queries`.
@@ -166,8 +169,8 @@ impl Forward<'_> {
             ops.push(self.head_norm_rope(at.q, dense.attn_q_norm, at.positions, n_rows, shape.n_head));
         }
         ops.push(self.head_norm_rope(at.k, dense.attn_k_norm, at.positions, n_rows, shape.n_head_kv));
-        ops.push(self.kv_store(at.k, keys, at.positions, n_rows));
-        ops.push(self.kv_store(at.v, values, at.positions, n_rows));
+        ops.push(self.kv_store(at.k, keys, at, n_rows));
+        ops.push(self.kv_store(at.v, values, at, n_rows));
         ops
     }
 
@@ -182,6 +185,7 @@ impl Forward<'_> {
             v_cache: values,
             format: self.resident.kv_format,
             positions: at.positions,
+            first_row: at.first_row,
             out: at.attended,
             n_rows,
             n_head: shape.n_head,
@@ -235,6 +239,7 @@ impl Forward<'_> {
             ids: row(layout.ids, route_bytes),
             weights: row(layout.weights, route_bytes),
             positions: row(layout.positions, 4),
+            first_row: bases.addr(layout.first_row),
             ..MixerAddrs::scratch(|part| bases.addr(part), &layout.mixer)
         }
     }
@@ -284,6 +289,7 @@ impl Forward<'_> {
             ids: base.offset(layout.layer_ids(self.shape, layer).offset),
             weights: base.offset(layout.weights.offset),
             positions: base.offset(layout.positions.offset),
+            first_row: base.offset(layout.first_row.offset),
             ..MixerAddrs::scratch(|part| base.offset(part.offset), &layout.mixer)
         }
     }

@@ -216,6 +216,8 @@ pub struct PromptLayout {
     pub weights: Part,
     /// i32 `[block]`.
     pub positions: Part,
+    /// i32 `[1]`: row of the caches that holds position 0.
+    pub first_row: Part,
     /// Scratch of the mixer half.
     pub mixer: MixerParts,
     /// u32 `[block * n_expert_used]`: rows by expert.
@@ -327,6 +329,7 @@ impl PromptLayout {
         let ids = placer.take("expert ids", routes * 4);
         let expert_weights = placer.take("expert weights", routes * 4);
         let positions = placer.take("positions", block * 4);
+        let first_row = placer.take("first row", 4);
         let overlay_bytes = sizes.overlay(Carver::default()).bytes;
         let overlay = sizes.overlay(placer.segment_for(overlay_bytes).fork(overlay_bytes));
         let ring_slots = size.ring_slots.min((shape.n_expert / 4).max(2));
@@ -344,6 +347,7 @@ impl PromptLayout {
             ids,
             weights: expert_weights,
             positions,
+            first_row,
             mixer,
             expert_rows,
             expert_row_weights,
@@ -380,6 +384,8 @@ pub struct WindowLayout {
     pub weights: Part,
     /// i32 `[n_rows]`.
     pub positions: Part,
+    /// i32 `[1]`: row of the caches that holds position 0.
+    pub first_row: Part,
     /// Scratch of the mixer half.
     pub mixer: MixerParts,
     /// Scratch of the experts.
@@ -408,6 +414,7 @@ impl WindowLayout {
             ids: carver.take("expert ids", routes * 4 * u64::from(shape.n_layer)),
             weights: carver.take("expert weights", routes * 4),
             positions: carver.take("positions", n * 4),
+            first_row: carver.take("first row", 4),
             mixer: MixerParts::take(&mut carver, shape, &rows, n),
             expert_scratch: carver.take("expert scratch", scratch.unwrap_or(0)),
             logits: carver.take("logits", n * u64::from(shape.n_vocab) * 4),

@@ -310,7 +310,12 @@ impl ModelWeights {
     /// Bytes of one layer's key cache (its value cache has as many), aligned.
     #[must_use]
     pub fn kv_layer_bytes(shape: &ModelShape, format: KvFormat, n_ctx: u32) -> Bytes {
-        let row = format.row_bytes(shape.head_dim as usize) as u64 * u64::from(shape.n_head_kv);
-        Bytes(row * u64::from(n_ctx)).align_up(DEVICE_ALIGN)
+        (Self::kv_row_bytes(shape, format) * u64::from(n_ctx)).align_up(DEVICE_ALIGN)
+    }
+
+    /// Bytes of one token's keys, or values, of one layer.
+    #[must_use]
+    pub fn kv_row_bytes(shape: &ModelShape, format: KvFormat) -> Bytes {
+        Bytes::from(format.row_bytes(shape.head_dim as usize)) * u64::from(shape.n_head_kv)
     }
 }

@@ -277,13 +277,16 @@ fn attention_sees_the_stored_rows_up_to_its_own_position<B: Backend>(rig: &Rig<B
     let (kv_row, q_row, scale) = ((n_head_kv * head_dim) as usize, (n_head * head_dim) as usize, 0.3_f32);
     let mut numbers = Numbers::seeded(9);
     let [keys, values] = [0, 1].map(|_| numbers.floats(n_stored as usize * kv_row, 1.0));
-    for format in [KvFormat::F32, KvFormat::F16, KvFormat::Q8_0] {
+    for (format, first_row) in [(KvFormat::F32, 0), (KvFormat::F16, 0), (KvFormat::Q8_0, 0), (KvFormat::F16, 25), (KvFormat::Q8_0, 13)] {
+        let first_row_at = rig.upload_i32(&[first_row]);
         let cache_bytes = (n_ctx * n_head_kv) as usize * format.row_bytes(head_dim as usize);
         let all = rig.upload_i32(&(0..75).collect::<Vec<i32>>());
         let caches = [&keys, &values].map(|rows| {
             let (rows, cache) = (rig.upload_f32(rows), rig.buffer(cache_bytes));
             let (rows_at, cache_at, positions) = (start(&rows), start(&cache), start(&all));
-            let op = Op::KvStore { rows: rows_at, cache: cache_at, format, positions, n_rows: n_stored, n_head_kv, head_dim, n_ctx };
+            let first_row = start(&first_row_at);
+            let op =
+                Op::KvStore { rows: rows_at, cache: cache_at, format, positions, first_row, n_rows: n_stored, n_head_kv, head_dim, n_ctx };
             rig.run(&op).expect("runs");
             cache
         });
@@ -298,6 +301,7 @@ fn attention_sees_the_stored_rows_up_to_its_own_position<B: Backend>(rig: &Rig<B
                 v_cache: start(&caches[1]),
                 format,
                 positions: start(&positions_at),
+                first_row: start(&first_row_at),
                 out: start(&out),
                 n_rows: u32::try_from(positions.len()).expect("few"),
                 n_head,
@@ -321,7 +325,12 @@ fn attention_sees_the_stored_rows_up_to_its_own_position<B: Backend>(rig: &Rig<B
                 }
                 expected.extend(sum);
             }
-            assert_close(&format!("{format:?} at {positions:?}, {path:?}"), &rig.download_f32(&out), &expected, cache_tolerance(format));
+            assert_close(
+                &format!("{format:?} from row {first_row} at {positions:?}, {path:?}"),
+                &rig.download_f32(&out),
+                &expected,
+                cache_tolerance(format),
+            );
         }
     }
 }

@@ -24,6 +24,7 @@ pub fn shapes_that_no_kernel_takes_are_refused<B: Backend>(rig: &Rig<B>) {
         cache: at,
         format,
         positions: at,
+        first_row: at,
         n_rows: 1,
         n_head_kv,
         head_dim,
@@ -31,8 +32,8 @@ pub fn shapes_that_no_kernel_takes_are_refused<B: Backend>(rig: &Rig<B>) {
     };
     let attention = |format, n_head, n_head_kv, head_dim| {
         let (n_rows, n_ctx, scale, path) = (1, 8, 1.0, Path::Prompt);
-        let (q, k_cache, v_cache, positions, out) = (at, at, at, at, at);
-        Op::Attention { q, k_cache, v_cache, format, positions, out, n_rows, n_head, n_head_kv, head_dim, n_ctx, scale, path }
+        let (q, k_cache, v_cache, positions, first_row, out) = (at, at, at, at, at, at);
+        Op::Attention { q, k_cache, v_cache, format, positions, first_row, out, n_rows, n_head, n_head_kv, head_dim, n_ctx, scale, path }
     };
     let router = |n_expert, n_used| Op::Router { logits: at, ids: at, weights: at, n_rows: 1, n_expert, n_used, scale: 1.0 };
     let shape = |n_embd, n_ff, down_format| {
@@ -164,13 +165,18 @@ mod host_only {
     #[test]
     fn positions_that_are_poisoned_negative_beyond_the_cache_or_out_of_order_are_errors() {
         let rig = rig();
-        let (rows, cache, poisoned) = (rig.upload_f32(&[1.0; 8]), rig.upload_f32(&[0.0; 32]), rig.buffer(8));
-        let mut lists: Vec<_> = [[-1, 2], [0, 8], [3, 3], [5, 1]].iter().map(|list| rig.upload_i32(list)).collect();
+        let (rows, cache, poisoned) = (rig.upload_f32(&[1.0; 8]), rig.upload_f32(&[0.0; 32]), rig.buffer(12));
+        let mut lists: Vec<_> = [[-1, 2, 0], [0, 8, 0], [3, 3, 0], [5, 1, 0], [0, 1, -1], [0, 1, 7], [0, 1, i32::MAX]]
+            .iter()
+            .map(|list| rig.upload_i32(list))
+            .collect();
         lists.push(poisoned);
         for positions in &lists {
             let (rows, cache, positions) = (start(&rows), start(&cache), start(positions));
+            let first_row = positions.offset(Bytes(8));
             let format = KvFormat::F32;
-            let refused = rig.run(&Op::KvStore { rows, cache, format, positions, n_rows: 2, n_head_kv: 1, head_dim: 4, n_ctx: 8 });
+            let refused =
+                rig.run(&Op::KvStore { rows, cache, format, positions, first_row, n_rows: 2, n_head_kv: 1, head_dim: 4, n_ctx: 8 });
             assert!(matches!(refused, Err(BackendError::BadOperand { op: "kv_store", .. })), "{refused:?}");
         }
         assert_eq!(rig.download_f32(&cache), [0.0; 32], "a refused operation writes nothing");

@@ -11,6 +11,7 @@ use crate::units::{Bytes, TokenId};
 #[derive(Debug, Serialize)]
 pub struct RunReport<'a> {
     prompt_tokens: usize,
+    reused_tokens: usize,
     tokens: &'a [TokenId],
     text: &'a str,
     finish: Finish,
@@ -40,6 +41,7 @@ impl<'a> RunReport<'a> {
     pub fn new(outcome: &'a Outcome, text: &'a str, plan: &Plan) -> Self {
         Self {
             prompt_tokens: outcome.prompt_tokens,
+            reused_tokens: outcome.reused_tokens,
             tokens: &outcome.tokens,
             text,
             finish: outcome.finish,

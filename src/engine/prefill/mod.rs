@@ -70,9 +70,10 @@ impl<B: Backend> PromptPath<B> {
     /// The backend's.
     pub fn new(backend: Rc<B>, shape: &ModelShape, block_max: u32) -> Result<Self, EngineError> {
         let row_bytes = shape.n_embd as usize * 4 + 4;
+        let first_row_bytes = 4;
         let staging = || -> Result<_, EngineError> {
             let rows = STAGED_ROWS.min(block_max.max(1) as usize);
-            let pinned = backend.alloc_pinned(Bytes::from(rows * row_bytes), "prompt input")?;
+            let pinned = backend.alloc_pinned(Bytes::from(rows * row_bytes + first_row_bytes), "prompt input")?;
             Ok(Staging { pinned, uploaded: backend.create_event()? })
         };
         let route_bytes = u64::from(block_max.max(1)) * u64::from(shape.n_expert_used) * 4;
@@ -95,6 +96,8 @@ pub struct Block<'t> {
     pub tokens: &'t [TokenId],
     /// Position of the first.
     pub position: usize,
+    /// Row of the caches that holds position 0.
+    pub first_row: u32,
     /// Whether another block follows in the same buffers.
     pub more_follow: bool,
 }
@@ -253,9 +256,12 @@ impl<'a, B: Backend> BlockReader<'a, B> {
             self.path.backend.synchronise_event(&staging.uploaded)?;
             staging.pinned.write(0, &rows);
             staging.pinned.write(rows.len(), &positions);
+            let first_row_at = rows.len() + positions.len();
+            staging.pinned.write(first_row_at, &block.first_row.to_le_bytes());
             let row = index * STAGED_ROWS;
             self.upload(self.layout.residual, row * row_bytes, &staging.pinned, 0, rows.len())?;
             self.upload(self.layout.positions, row * 4, &staging.pinned, rows.len(), positions.len())?;
+            self.upload(self.layout.first_row, 0, &staging.pinned, first_row_at, 4)?;
             self.path.backend.record(self.compute, &staging.uploaded)?;
         }
         Ok(())
