@@ -7,7 +7,7 @@ mod common;
 use std::sync::{Arc, LazyLock};
 
 use common::engine::{TempFile, bard, synthetic_model};
-use common::rewrite::qwen3_30b_a3b;
+use common::rewrite::QWEN3_30B_A3B;
 use ebbtide::backends::host::{FreeReading, HostBackend, HostConfig};
 use ebbtide::engine::read_device_budget;
 use ebbtide::model::Model;
@@ -23,7 +23,7 @@ static BARD: LazyLock<Arc<Model>> = LazyLock::new(bard);
 /// A file of 12 GB that is all hole; its weights are never read.
 static LARGE: LazyLock<Arc<Model>> = LazyLock::new(|| {
     let file = TempFile::new("-30b.gguf");
-    qwen3_30b_a3b().write(&file.0);
+    QWEN3_30B_A3B.gguf().write(&file.0);
     Arc::new(Model::open(&file.0).expect("a sound directory"))
 });
 

@@ -3,7 +3,8 @@
 use std::cell::{RefCell, RefMut};
 use std::rc::Rc;
 
-use super::clock::{Clock, ClockProfile};
+use super::clock::{BusySeconds, Clock, ClockProfile};
+use super::dry::DryRun;
 use super::faults::{Faults, FreeReading};
 use super::graph::{Command, Machine, Mark, StreamId, capabilities};
 use super::launch::Launcher;
@@ -25,13 +26,15 @@ pub struct HostConfig {
     pub simd: Option<SimdLevel>,
     /// Model of a device's speed to keep virtual time by.
     pub clock: Option<ClockProfile>,
+    /// Charge time and compute nothing.
+    pub dry: Option<DryRun>,
 }
 
 impl HostConfig {
-    /// A device of `total` bytes with `threads` threads and no virtual clock.
+    /// A device of `total` bytes with `threads` threads that computes and keeps no virtual time.
     #[must_use]
     pub const fn new(total: Bytes, threads: usize) -> Self {
-        Self { total, threads, simd: None, clock: None }
+        Self { total, threads, simd: None, clock: None, dry: None }
     }
 }
 
@@ -50,9 +53,11 @@ impl HostBackend {
         let pool = ThreadPool::new(config.threads).map_err(|error| BackendError::Open { backend: "host", reason: error.to_string() })?;
         let best = SimdLevel::detect();
         let level = config.simd.map_or(best, |level| level.min(best));
-        let launcher = Launcher::new(pool, level);
-        let device = format!("simulated device, {} threads, {level:?}", config.threads);
-        let machine = Machine::new(MemoryTable::new(config.total), launcher, config.clock.map(Clock::new));
+        let launcher = Launcher::new(pool, level, config.dry);
+        let dry = if config.dry.is_some() { ", dry run" } else { "" };
+        let device = format!("simulated device{dry}, {} threads, {level:?}", config.threads);
+        let memory = if config.dry.is_some() { MemoryTable::dry(config.total) } else { MemoryTable::new(config.total) };
+        let machine = Machine::new(memory, launcher, config.clock.map(Clock::new));
         Ok(Self { machine: Rc::new(RefCell::new(machine)), capabilities: capabilities(config.total, device) })
     }
 
@@ -80,10 +85,23 @@ impl HostBackend {
         self.machine.borrow().memory.peak()
     }
 
+    /// Virtual time of the host in seconds, the latest end of what it has waited for; 0 without a clock. What lies between two readings
+    /// around a call is what a user of the modelled device would have waited.
+    #[must_use]
+    pub fn host_time_s(&self) -> f64 {
+        self.machine.borrow().host_time_s()
+    }
+
     /// Virtual time of a stream's finished work, in seconds; 0 without a clock.
     #[must_use]
     pub fn stream_time_s(&self, stream: &HostStream) -> f64 {
         self.machine.borrow().stream_time_s(stream.0)
+    }
+
+    /// Virtual seconds of work since the device was opened; zeros without a clock.
+    #[must_use]
+    pub fn busy(&self) -> BusySeconds {
+        self.machine.borrow().clock.as_ref().map(Clock::busy).unwrap_or_default()
     }
 
     fn memory(&self, range: AddrRange) -> HostMemory {
@@ -259,7 +277,7 @@ impl Backend for HostBackend {
     }
 
     fn synchronise_event(&self, event: &HostEvent) -> Result<()> {
-        event.mark().map_or(Ok(()), |mark| self.machine.borrow_mut().complete(&mark))
+        event.mark().map_or(Ok(()), |mark| self.machine.borrow_mut().await_mark(&mark))
     }
 
     fn elapsed_s(&self, start: &HostEvent, end: &HostEvent) -> Result<f64> {

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use super::*;
-use crate::backend::op::{ExpertAddrs, ExpertShape, KvFormat, expert_scratch_bytes};
+use crate::backend::op::{ExpertAddrs, ExpertShape, KvFormat, PromptExpert, expert_scratch_bytes};
 use crate::backend::{Addr, Direction};
 use crate::backends::host::POISON;
 use crate::quant::{ActivationFormat, QuantType};
@@ -14,11 +14,14 @@ const MIB: u64 = 1 << 20;
 /// One second an instruction: a copy of 16 MiB takes 1 s over the link, a fill of 64 MiB 1 s, and latencies are powers of two.
 const ROUND: ClockProfile = ClockProfile {
     name: "round",
-    flop_per_s: 1e30,
+    linear_flop_per_s: 1e30,
+    attention_flop_per_s: 1e30,
+    unpacked_weights_per_s: (16 << 20) as f64,
     device_bytes_per_s: (64 * MIB) as f64,
     link_bytes_per_s: (16 * MIB) as f64,
     copy_latency_s: 0.25,
     launch_latency_s: 0.125,
+    shortest_operation_s: 0.0,
 };
 
 struct Device {
@@ -245,6 +248,85 @@ fn waiting_for_an_event_adds_up_and_elapsed_time_is_virtual() {
 }
 
 #[test]
+fn a_copy_drained_late_does_not_wait_behind_one_that_starts_later() {
+    let device = device(Some(ROUND));
+    let copies = device.backend.create_stream().expect("a stream");
+    let (pinned, slot, other, work) = (
+        device.backend.alloc_pinned(Bytes::mib(8), "a test").expect("pinned"),
+        device.buffer(8 * MIB),
+        device.buffer(8 * MIB),
+        device.buffer(64 * MIB),
+    );
+    device.backend.copy(&copies, copy(&slot, &pinned, Direction::ToDevice)).expect("queued first");
+    device.backend.fill(&device.stream, work.range(), 0).expect("queued");
+    device.backend.copy(&device.stream, copy(&other, &pinned, Direction::ToDevice)).expect("queued behind the fill");
+    device.backend.synchronise(&device.stream).expect("drained first");
+    assert_eq!(device.backend.stream_time_s(&device.stream), 1.125 + 0.75);
+    device.backend.synchronise(&copies).expect("drained second");
+    assert_eq!(device.backend.stream_time_s(&copies), 0.75, "in the gap under the fill");
+    assert_eq!(device.backend.busy(), BusySeconds { to_device_s: 1.5, to_host_s: 0.0, operations_s: 1.125 });
+}
+
+#[test]
+fn work_starts_no_earlier_than_the_host_asked_for_it() {
+    let device = device(Some(ROUND));
+    let copies = device.backend.create_stream().expect("a stream");
+    let (pinned, slot, work) =
+        (device.backend.alloc_pinned(Bytes::mib(16), "a test").expect("pinned"), device.buffer(16 * MIB), device.buffer(64 * MIB));
+    device.backend.fill(&device.stream, work.range(), 0).expect("queued");
+    assert_eq!(device.backend.host_time_s(), 0.0, "queueing takes no time");
+    device.backend.synchronise(&device.stream).expect("done");
+    assert_eq!(device.backend.host_time_s(), 1.125);
+    let asked = device.event_on(&copies);
+    device.backend.copy(&copies, copy(&slot, &pinned, Direction::ToDevice)).expect("queued");
+    let arrived = device.event_on(&copies);
+    device.backend.wait(&device.stream, &arrived).expect("queued");
+    device.backend.synchronise(&device.stream).expect("done");
+    assert_eq!(device.backend.stream_time_s(&copies), 1.125 + 1.25, "the stream was idle, but the host knew no earlier");
+    assert_eq!(device.backend.elapsed_s(&asked, &arrived), Ok(1.25));
+    assert_eq!(device.backend.host_time_s(), 2.375, "it waited for a stream that waited for the copy");
+}
+
+#[test]
+fn a_poll_finds_done_what_is_over_at_the_hosts_time_and_books_nothing_far_ahead() {
+    let device = device(Some(ROUND));
+    let copies = device.backend.create_stream().expect("a stream");
+    let (pinned, slot, work) =
+        (device.backend.alloc_pinned(Bytes::mib(16), "a test").expect("pinned"), device.buffer(16 * MIB), device.buffer(64 * MIB));
+    let arrivals = [0, 1, 2].map(|_| {
+        device.backend.copy(&copies, copy(&slot, &pinned, Direction::ToDevice)).expect("queued");
+        device.event_on(&copies)
+    });
+    let poll = || arrivals.each_ref().map(|event| device.backend.is_done(event).expect("no fault"));
+    assert_eq!(poll(), [false; 3]);
+    assert_eq!(device.backend.stream_time_s(&copies), 1.25, "the second copy has not begun");
+    // What the host needs now comes before the copies that have not begun: 0.375 s of the link from 1.25 on.
+    let (small, place) = (device.backend.alloc_pinned(Bytes::mib(2), "a test").expect("pinned"), device.buffer(2 * MIB));
+    device.backend.copy(&device.stream, copy(&place, &small, Direction::ToDevice)).expect("queued");
+    device.backend.synchronise(&device.stream).expect("done");
+    let waited = device.backend.stream_time_s(&device.stream);
+    assert_eq!(waited, 1.25 + 0.375);
+    assert_eq!(poll(), [true, false, false]);
+    assert_eq!(device.backend.stream_time_s(&copies), waited + 1.25);
+    device.backend.fill(&device.stream, work.range(), 0).expect("queued");
+    device.backend.fill(&device.stream, work.range(), 0).expect("queued");
+    device.backend.synchronise(&device.stream).expect("time passes");
+    assert_eq!(poll(), [true, true, false]);
+    device.backend.synchronise_event(&arrivals[2]).expect("done");
+    assert_eq!(poll(), [true; 3]);
+}
+
+#[test]
+fn polling_alone_passes_time() {
+    let device = device(Some(ROUND));
+    let buffer = device.buffer(64);
+    device.backend.fill(&device.stream, buffer.range(), 0).expect("queued");
+    let event = device.event_on(&device.stream);
+    let polls = (0..10_000_000).take_while(|_| !device.backend.is_done(&event).expect("no fault")).count();
+    assert!((polls as f64 * 0.1e-6 / 0.125 - 1.0).abs() < 0.01, "{polls} polls of 0.1 microseconds for 0.125 s");
+}
+
+#[test]
 fn a_replayed_graph_takes_the_time_of_its_nodes() {
     let device = device(Some(ROUND));
     let work = device.buffer(64 * MIB);
@@ -260,7 +342,7 @@ fn a_replayed_graph_takes_the_time_of_its_nodes() {
 }
 
 #[test]
-fn an_expert_read_in_place_takes_the_link_and_one_in_a_slot_does_not() {
+fn an_expert_read_in_place_takes_the_link_once_a_call_and_one_in_a_slot_does_not() {
     let device = device(Some(ROUND));
     let shape = ExpertShape {
         n_embd: 256,
@@ -276,14 +358,25 @@ fn an_expert_read_in_place_takes_the_link_and_one_in_a_slot_does_not() {
     let host = device.backend.register(HostRegion::Pageable(Arc::new(zeros.clone()))).expect("host memory");
     let slot = device.buffer(zeros.len() as u64);
     slot.write(0, &zeros);
-    let (input, residual) = (device.floats(&[0.0; 256]), device.floats(&[0.0; 256]));
+    let (input, residual) = (device.floats(&[0.0; 3 * 256]), device.floats(&[0.0; 3 * 256]));
     let (ids, share) = (device.buffer(4), device.floats(&[1.0]));
     ids.write(0, &[0; 4]);
     let (table, scratch) = (device.buffer(24), device.buffer(expert_scratch_bytes(&shape, 1)));
-    let mut seconds = [&host, &slot].map(|expert| {
-        let at = |part: usize| expert.range().start.offset(Bytes::from(part * part_bytes));
-        table.write(0, &ExpertAddrs { gate: at(0), up: at(1), down: at(2) }.to_bytes());
+    // 768 KiB at 16 MiB/s, then at 64 MiB/s.
+    let (over_link, in_slot) = (0.046_875, 0.011_718_75);
+    let timed = |op: &Op| {
         let start = device.event_on(&device.stream);
+        device.backend.launch(&device.stream, op).expect("queued");
+        let end = device.event_on(&device.stream);
+        device.backend.synchronise(&device.stream).expect("done");
+        device.backend.elapsed_s(&start, &end).expect("both have happened")
+    };
+    let addrs = |expert: &HostMemory| {
+        let at = |part: usize| expert.range().start.offset(Bytes::from(part * part_bytes));
+        ExpertAddrs { gate: at(0), up: at(1), down: at(2) }
+    };
+    let seconds = [&host, &slot].map(|expert| {
+        table.write(0, &addrs(expert).to_bytes());
         let op = Op::ExpertsWindow {
             input: input.range().start,
             ids: ids.range().start,
@@ -296,15 +389,36 @@ fn an_expert_read_in_place_takes_the_link_and_one_in_a_slot_does_not() {
             shape,
             scratch: scratch.range().start,
         };
-        device.backend.launch(&device.stream, &op).expect("queued");
-        let end = device.event_on(&device.stream);
-        device.backend.synchronise(&device.stream).expect("done");
-        device.backend.elapsed_s(&start, &end).expect("both have happened")
+        timed(&op)
     });
-    // 768 KiB at 16 MiB/s, then at 64 MiB/s.
-    assert_eq!(seconds, [0.046_875 + 0.125, 0.011_718_75 + 0.125]);
-    seconds.sort_by(f64::total_cmp);
-    assert!(seconds[0] < seconds[1]);
+    assert_eq!(seconds, [over_link + 0.125, in_slot + 0.125]);
+    let lists = device.buffer(24);
+    lists.write(0, &[0_u32, 1, 2, 0, 0, 0].map(u32::to_le_bytes).concat());
+    // Three rows of one expert, then a row of each of three that share their weights: once an expert, whatever its rows.
+    let one = |expert: &HostMemory, first, count| PromptExpert { weights: addrs(expert), first, count };
+    let unpacking = |experts: f64| experts * 3.0 * 65_536.0 / (16 << 20) as f64;
+    for (experts, expected) in [
+        (vec![one(&host, 0, 3)], over_link),
+        (vec![one(&slot, 0, 3)], in_slot + unpacking(1.0)),
+        (vec![one(&host, 0, 1), one(&host, 1, 1), one(&host, 2, 1)], 3.0 * over_link),
+    ] {
+        let n_experts = experts.len() as f64;
+        let n_host = experts.iter().filter(|expert| expert.weights == addrs(&host)).count() as f64;
+        let before = device.backend.busy();
+        let op = Op::ExpertsPrompt {
+            experts,
+            input: input.range().start,
+            n_input_rows: 3,
+            rows: lists.range().start,
+            row_weights: lists.range().start.offset(Bytes(12)),
+            residual: residual.range().start,
+            shape,
+            scratch: scratch.range().start,
+            tile_rows: 1,
+        };
+        assert_eq!(timed(&op), expected + 0.125, "{n_experts} experts");
+        assert_eq!(device.backend.busy().to_device_s - before.to_device_s, n_host * over_link);
+    }
 }
 
 #[test]
@@ -321,4 +435,32 @@ fn an_operation_on_poisoned_positions_is_an_error_and_drops_what_is_behind_it() 
     assert!(matches!(device.backend.synchronise(&device.stream), Err(BackendError::BadOperand { op: "kv_store", .. })));
     device.backend.synchronise(&device.stream).expect("nothing is left");
     assert_eq!(contents(&cache), [0; 16]);
+}
+
+#[test]
+fn a_dry_run_refuses_what_a_run_that_computes_refuses() {
+    let config = HostConfig { dry: Some(DryRun::uniform(1)), ..HostConfig::new(Bytes::mib(256), 1) };
+    let backend = HostBackend::open(&config).expect("it opens");
+    let device = Device { stream: backend.create_stream().expect("a stream"), backend };
+    let (x, out) = (device.buffer(32), device.buffer(16));
+    device.norm(&x, &out).expect("queued");
+    device.backend.synchronise(&device.stream).expect("sound");
+    device.norm(&x, &device.buffer(8)).expect("queued, with an output too short that is gone when it runs");
+    assert!(matches!(device.backend.synchronise(&device.stream), Err(BackendError::BadAddress { what: "rms_norm", .. })));
+    device.norm(&x, &x).expect("queued");
+    assert!(matches!(device.backend.synchronise(&device.stream), Err(BackendError::Overlap { what: "rms_norm", .. })));
+    let refused = device.backend.malloc(Bytes::mib(256), "too much").err();
+    assert!(matches!(refused, Some(BackendError::OutOfMemory { pool: Pool::Device, .. })), "{refused:?}");
+    // Two rows at one position: what the host uploads is read and checked.
+    let (rows, cache, positions) = (device.buffer(32), device.buffer(32), device.buffer(8));
+    let [rows, cache, positions_at]: [Addr; 3] = [&rows, &cache, &positions].map(|memory| memory.range().start);
+    let store =
+        |n_rows| Op::KvStore { rows, cache, format: KvFormat::F32, positions: positions_at, first_row: positions_at, n_rows, n_head_kv: 1, head_dim: 4, n_ctx: 2 };
+    device.backend.launch(&device.stream, &store(2)).expect("queued");
+    assert!(matches!(device.backend.synchronise(&device.stream), Err(BackendError::BadOperand { op: "kv_store", .. })));
+    let pinned = device.backend.alloc_pinned(Bytes(8), "positions").expect("pinned");
+    pinned.write(0, &[0_i32, 1].map(i32::to_le_bytes).concat());
+    device.backend.copy(&device.stream, copy(&positions, &pinned, Direction::ToDevice)).expect("queued");
+    device.backend.launch(&device.stream, &store(2)).expect("queued");
+    device.backend.synchronise(&device.stream).expect("0, 1 ascend inside a context of 2");
 }

@@ -26,10 +26,6 @@ impl PartBytes {
         Self { inner, down: matrix(shape.down_type, n_embd, n_ff) }
     }
 
-    fn total(&self) -> usize {
-        self.inner[0] + self.inner[1] + self.down
-    }
-
     fn read<'a>(&self, operands: &Operands<'a>, addrs: &ExpertAddrs) -> Result<ExpertWeights<'a>> {
         Ok(ExpertWeights {
             gate: operands.read(addrs.gate, self.inner[0])?,
@@ -38,13 +34,14 @@ impl PartBytes {
         })
     }
 
-    /// Adds the time of reading an expert once: over the link where it is read in place from host memory.
+    /// Adds the time of reading an expert once: over the link what is read in place from host memory.
     fn charge(&self, operands: &Operands<'_>, addrs: &ExpertAddrs, cost: &mut Cost) -> Result<()> {
-        let range = AddrRange { start: addrs.gate, bytes: Bytes::from(self.inner[0]) };
-        let bytes = bytes_cost(self.total()).device_bytes;
-        match operands.place(range)? {
-            Place::Device => cost.device_bytes += bytes,
-            Place::Host => cost.link_bytes += bytes,
+        for (start, part_bytes) in [(addrs.gate, self.inner[0]), (addrs.up, self.inner[1]), (addrs.down, self.down)] {
+            let bytes = bytes_cost(part_bytes).device_bytes;
+            match operands.place(AddrRange { start, bytes: Bytes::from(part_bytes) })? {
+                Place::Device => cost.device_bytes += bytes,
+                Place::Host => cost.link_bytes += bytes,
+            }
         }
         Ok(())
     }
@@ -80,10 +77,15 @@ fn record(table: &[u8], expert: u32) -> ExpertAddrs {
     ExpertAddrs { gate, up, down }
 }
 
+/// Weights of an expert.
+fn n_weights(shape: &ExpertShape) -> f64 {
+    3.0 * f64::from(shape.n_embd) * f64::from(shape.n_ff)
+}
+
 /// Floating-point operations of `pairs` rows through an expert.
 #[allow(clippy::cast_precision_loss, reason = "a model of time")]
 fn flop(shape: &ExpertShape, pairs: usize) -> f64 {
-    6.0 * pairs as f64 * f64::from(shape.n_embd) * f64::from(shape.n_ff)
+    2.0 * pairs as f64 * n_weights(shape)
 }
 
 impl Launcher {
@@ -103,7 +105,7 @@ impl Launcher {
         let mut chosen: Vec<u32> = ids.to_vec();
         chosen.sort_unstable();
         chosen.dedup();
-        let mut cost = Cost { flop: flop(shape, ids.len()), ..Cost::default() };
+        let mut cost = Cost { linear_flop: flop(shape, ids.len()), ..Cost::default() };
         let mut resolved = Vec::with_capacity(chosen.len());
         for &expert in &chosen {
             let addrs = record(table, expert);
@@ -114,16 +116,11 @@ impl Launcher {
         let rows: Vec<WindowRow<'_>> = routes.chunks(n_used).map(|routes| WindowRow { routes }).collect();
         let weights_of = |expert: u32| resolved[chosen.binary_search(&expert).expect("every route was resolved")];
         let scratch_bytes = op::expert_scratch_bytes(shape, ids.len() as u64);
-        moe::experts_window(
-            &self.pool,
-            self.level,
-            &kernel_shape(shape),
-            &inputs(operands, shape, input, n_rows)?,
-            &rows,
-            &weights_of,
-            operands.write(residual, n_rows * shape.n_embd as usize)?,
-            operands.scratch(scratch, scratch_bytes)?,
-        );
+        let inputs = inputs(operands, shape, input, n_rows)?;
+        let (residual, scratch) = (operands.write(residual, n_rows * shape.n_embd as usize)?, operands.scratch(scratch, scratch_bytes)?);
+        if self.computes() {
+            moe::experts_window(&self.pool, self.level, &kernel_shape(shape), &inputs, &rows, &weights_of, residual, scratch);
+        }
         Ok(cost)
     }
 
@@ -132,15 +129,19 @@ impl Launcher {
         let Op::ExpertsPrompt { experts, input, n_input_rows, rows, row_weights, residual, shape, scratch, tile_rows } = op else {
             unreachable!("called for this operation only");
         };
-        let n_listed = experts.iter().map(|expert| expert.first as usize + expert.count as usize).max().unwrap_or(0);
-        let rows = operands.indices(*rows, n_listed, *n_input_rows)?;
-        let shares = operands.read::<f32>(*row_weights, n_listed)?;
+        // The stretch of the row lists that these experts' rows lie in.
+        let first = experts.iter().map(|expert| expert.first as usize).min().unwrap_or(0);
+        let end = experts.iter().map(|expert| expert.first as usize + expert.count as usize).max().unwrap_or(0);
+        let entry = |list: Addr| list.offset(Bytes::from(4 * first));
+        let rows = operands.indices(entry(*rows), end - first, *n_input_rows)?;
+        let shares = operands.read::<f32>(entry(*row_weights), end - first)?;
         let part_bytes = PartBytes::of(shape);
         let mut group = Vec::with_capacity(experts.len());
         let mut pairs = 0;
         let mut cost = Cost::default();
         for expert in experts {
-            let listed = expert.first as usize..expert.first as usize + expert.count as usize;
+            let start = expert.first as usize - first;
+            let listed = start..start + expert.count as usize;
             pairs += listed.len();
             let weights = part_bytes.read(operands, &expert.weights)?;
             part_bytes.charge(operands, &expert.weights, &mut cost)?;
@@ -148,16 +149,21 @@ impl Launcher {
         }
         let n_rows = *n_input_rows as usize;
         let scratch_bytes = op::expert_scratch_bytes(shape, u64::from(*tile_rows));
-        moe::experts_prompt_group(
-            &self.pool,
-            self.level,
-            &kernel_shape(shape),
-            &inputs(operands, shape, *input, n_rows)?,
-            &group,
-            operands.write(*residual, n_rows * shape.n_embd as usize)?,
-            *tile_rows as usize,
-            operands.scratch(*scratch, scratch_bytes)?,
-        );
-        Ok(Cost { flop: flop(shape, pairs), ..cost })
+        let inputs = inputs(operands, shape, *input, n_rows)?;
+        let (residual, scratch) = (operands.write(*residual, n_rows * shape.n_embd as usize)?, operands.scratch(*scratch, scratch_bytes)?);
+        if self.computes() {
+            moe::experts_prompt_group(
+                &self.pool,
+                self.level,
+                &kernel_shape(shape),
+                &inputs,
+                &group,
+                residual,
+                *tile_rows as usize,
+                scratch,
+            );
+        }
+        let unpacked_weights = n_weights(shape) * group.len() as f64;
+        Ok(Cost { linear_flop: flop(shape, pairs), unpacked_weights, ..cost })
     }
 }

@@ -2,6 +2,9 @@
 //!
 //! Work is queued and runs only when somebody waits for it, so a wait that the engine forgot shows as stale or poisoned data instead
 //! of passing by luck. Each stream is a queue; draining one up to an event drains whatever that work waits for first.
+//!
+//! Virtual time is that of the order the host asked for, not of the order of draining: work starts no earlier than the work before it in
+//! its stream, the events that it waits for, and the host's time when it was queued.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -14,6 +17,9 @@ use super::launch::Launcher;
 use super::memory::MemoryTable;
 use crate::backend::{AddrRange, BackendError, Capabilities, Copy, Op, Result};
 use crate::units::Bytes;
+
+/// Virtual time that asking an event takes the host.
+const POLL_S: f64 = 0.1e-6;
 
 /// Number of a stream.
 pub type StreamId = usize;
@@ -51,10 +57,18 @@ pub enum Command {
     Wait(Rc<Mark>),
 }
 
+/// A command with the host's virtual time when it was queued: the device cannot have begun it before.
+struct Queued {
+    command: Command,
+    issued_s: f64,
+}
+
 #[derive(Default)]
 struct Stream {
-    queue: VecDeque<Command>,
+    queue: VecDeque<Queued>,
     time_s: f64,
+    /// A command of this stream is being run, and more of it may follow although the queue is empty.
+    running: bool,
     /// The fault of work that ran while nobody waited for this stream, kept for who does.
     fault: Option<BackendError>,
 }
@@ -62,10 +76,32 @@ struct Stream {
 impl Stream {
     /// Drops all that is queued: behind a fault it would compute on garbage.
     fn abandon(&mut self) {
-        for command in self.queue.drain(..) {
-            if let Command::Record(mark) = command {
+        for queued in self.queue.drain(..) {
+            if let Command::Record(mark) = queued.command {
                 mark.state.set(MarkState::Lost);
             }
+        }
+    }
+}
+
+/// How far a stream is drained.
+#[derive(Clone, Copy)]
+enum Until<'a> {
+    /// To its end.
+    End,
+    /// To a mark in its queue.
+    Mark(&'a Mark),
+    /// To a mark, or to the first work that ends after a time.
+    MarkOrTime(&'a Mark, f64),
+}
+
+impl Until<'_> {
+    fn is_reached(self, time_s: f64) -> bool {
+        let reached = |mark: &Mark| matches!(mark.state.get(), MarkState::Reached { .. });
+        match self {
+            Self::End => false,
+            Self::Mark(mark) => reached(mark),
+            Self::MarkOrTime(mark, most_s) => reached(mark) || time_s > most_s,
         }
     }
 }
@@ -82,6 +118,8 @@ pub struct Machine {
     pub faults: Faults,
     pub clock: Option<Clock>,
     pub launcher: Launcher,
+    /// Virtual time of the host: the latest end of what it has waited for.
+    host_s: f64,
     streams: Vec<Stream>,
     recording: Option<Recording>,
     lost: Option<String>,
@@ -89,7 +127,7 @@ pub struct Machine {
 
 impl Machine {
     pub fn new(memory: MemoryTable, launcher: Launcher, clock: Option<Clock>) -> Self {
-        Self { memory, faults: Faults::default(), clock, launcher, streams: Vec::new(), recording: None, lost: None }
+        Self { memory, faults: Faults::default(), clock, launcher, host_s: 0.0, streams: Vec::new(), recording: None, lost: None }
     }
 
     pub fn check_alive(&self) -> Result<()> {
@@ -114,7 +152,7 @@ impl Machine {
         self.check_alive()?;
         match &mut self.recording {
             Some(recording) if recording.stream == stream => recording.commands.push(command),
-            _ => self.streams[stream].queue.push_back(command),
+            _ => self.streams[stream].queue.push_back(Queued { command, issued_s: self.host_s }),
         }
         Ok(())
     }
@@ -167,27 +205,43 @@ impl Machine {
 
     /// Runs a stream's work to its end.
     pub fn synchronise(&mut self, stream: StreamId) -> Result<()> {
-        self.drain(stream, None)
+        self.drain(stream, Until::End)?;
+        self.host_s = self.host_s.max(self.streams[stream].time_s);
+        Ok(())
     }
 
     /// Runs all queued work; a fault is kept for whoever synchronises its stream.
     pub fn settle(&mut self) {
         for stream in 0..self.streams.len() {
-            if let Err(fault) = self.drain(stream, None) {
+            if let Err(fault) = self.drain(stream, Until::End) {
                 self.streams[stream].fault = Some(fault);
             }
         }
     }
 
-    /// Polls an event. The device works on meanwhile, so a poll finds the work done, unless a stall is injected.
+    /// Polls an event. Without a clock the device works on meanwhile, so a poll finds the work done, unless a stall is injected. With
+    /// one, a poll finds done what is over at the host's virtual time, and takes a little of it: waiting by polling ends.
     pub fn is_done(&mut self, mark: &Mark) -> Result<bool> {
         self.check_alive()?;
         if matches!(mark.state.get(), MarkState::Pending) && self.faults.stalled_polls > 0 {
             self.faults.stalled_polls -= 1;
             return Ok(false);
         }
-        self.complete(mark)?;
-        Ok(true)
+        if self.clock.is_none() {
+            return self.complete(mark).map(|()| true);
+        }
+        if matches!(mark.state.get(), MarkState::Pending) {
+            // No further than the host's time: what is queued behind has not begun, and others may come before it on the link.
+            self.drain(mark.stream, Until::MarkOrTime(mark, self.host_s))?;
+        }
+        match mark.state.get() {
+            MarkState::Reached { at_s, .. } if at_s <= self.host_s => Ok(true),
+            MarkState::Reached { .. } | MarkState::Pending => {
+                self.host_s += POLL_S;
+                Ok(false)
+            }
+            MarkState::Lost => self.complete(mark).map(|()| true),
+        }
     }
 
     /// Seconds between two marks: virtual time where a clock runs, else wall time.
@@ -199,43 +253,63 @@ impl Machine {
         Ok(if self.clock.is_some() { to_s - from_s } else { to.saturating_duration_since(from).as_secs_f64() })
     }
 
+    /// Virtual time of the host, in seconds.
+    pub fn host_time_s(&self) -> f64 {
+        self.host_s
+    }
+
     /// Virtual time at which a stream's finished work ended, in seconds.
     pub fn stream_time_s(&self, stream: StreamId) -> f64 {
         self.streams[stream].time_s
     }
 
+    /// Waits for a mark as the host: runs what comes before it, and the host's time goes on to it.
+    pub fn await_mark(&mut self, mark: &Mark) -> Result<()> {
+        self.complete(mark)?;
+        if let MarkState::Reached { at_s, .. } = mark.state.get() {
+            self.host_s = self.host_s.max(at_s);
+        }
+        Ok(())
+    }
+
     /// Runs what comes before a mark.
-    pub fn complete(&mut self, mark: &Mark) -> Result<()> {
+    fn complete(&mut self, mark: &Mark) -> Result<()> {
         self.check_alive()?;
         match mark.state.get() {
             MarkState::Reached { .. } => Ok(()),
-            MarkState::Pending => self.drain(mark.stream, Some(mark)),
+            MarkState::Pending => self.drain(mark.stream, Until::Mark(mark)),
             MarkState::Lost => {
                 Err(BackendError::OutOfOrder { call: "waiting for an event", state: "a fault has dropped the work before it" })
             }
         }
     }
 
-    /// Runs a stream's work in order, to a mark in its queue or to the end.
-    fn drain(&mut self, stream: StreamId, until: Option<&Mark>) -> Result<()> {
+    /// Runs a stream's work in order.
+    fn drain(&mut self, stream: StreamId, until: Until<'_>) -> Result<()> {
         self.check_alive()?;
         if let Some(fault) = self.streams[stream].fault.take() {
             self.streams[stream].abandon();
             return Err(fault);
         }
-        while let Some(command) = self.streams[stream].queue.pop_front() {
-            if let Err(fault) = self.run(stream, command) {
+        while !until.is_reached(self.streams[stream].time_s)
+            && let Some(queued) = self.streams[stream].queue.pop_front()
+        {
+            self.streams[stream].running = true;
+            let outcome = self.run(stream, queued.command, queued.issued_s);
+            self.streams[stream].running = false;
+            if let Err(fault) = outcome {
                 self.streams[stream].abandon();
                 return Err(fault);
-            }
-            if until.is_some_and(|mark| matches!(mark.state.get(), MarkState::Reached { .. })) {
-                break;
             }
         }
         Ok(())
     }
 
-    fn run(&mut self, stream: StreamId, command: Command) -> Result<()> {
+    fn run(&mut self, stream: StreamId, command: Command, issued_s: f64) -> Result<()> {
+        if !matches!(command, Command::Wait(_)) {
+            let time_s = &mut self.streams[stream].time_s;
+            *time_s = time_s.max(issued_s);
+        }
         match command {
             Command::Copy(copy) => self.run_copy(stream, copy),
             Command::Fill(range, byte) => {
@@ -244,7 +318,7 @@ impl Machine {
                 self.memory.fill(range, byte)
             }
             Command::Launch(op) => self.run_op(stream, &op),
-            Command::Replay(commands) => commands.iter().try_for_each(|command| self.run(stream, command.clone())),
+            Command::Replay(commands) => commands.iter().try_for_each(|command| self.run(stream, command.clone(), issued_s)),
             Command::Record(mark) => {
                 mark.state.set(MarkState::Reached { at_s: self.streams[stream].time_s, at: Instant::now() });
                 Ok(())
@@ -261,6 +335,7 @@ impl Machine {
     }
 
     fn run_copy(&mut self, stream: StreamId, copy: Copy) -> Result<()> {
+        self.forget_past();
         if let Some(clock) = &mut self.clock {
             self.streams[stream].time_s = clock.copy(self.streams[stream].time_s, copy.bytes.0 as f64, copy.direction);
         }
@@ -282,7 +357,20 @@ impl Machine {
         Ok(())
     }
 
+    /// Tells the clock the earliest time that any work can still start at, now and then.
+    fn forget_past(&mut self) {
+        let Some(clock) = self.clock.as_mut().filter(|clock| clock.has_much_to_forget()) else { return };
+        let earliest = |stream: &Stream| match stream.queue.front() {
+            _ if stream.running => stream.time_s,
+            Some(queued) => stream.time_s.max(queued.issued_s),
+            // What is queued from now on starts at the host's time.
+            None => self.host_s,
+        };
+        clock.forget(self.streams.iter().map(earliest).fold(f64::INFINITY, f64::min));
+    }
+
     fn advance(&mut self, stream: StreamId, cost: Cost) {
+        self.forget_past();
         if let Some(clock) = &mut self.clock {
             self.streams[stream].time_s = clock.operation(self.streams[stream].time_s, cost);
         }

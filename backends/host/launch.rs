@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 
 use super::clock::Cost;
+use super::dry::{self, DryRun};
 use super::kernels::activations::quantise_rows;
 use super::kernels::attention::{AttentionInputs, attention};
 use super::kernels::attention_window::attention_window;
@@ -29,6 +30,8 @@ pub struct Launcher {
     pub(super) level: SimdLevel,
     /// Products that are added to their output; kept to spare an allocation a product.
     product: RefCell<Vec<f32>>,
+    /// Draws routes where this is a dry run: operands are looked up and time is charged, but no kernel runs.
+    dry: Option<RefCell<dry::Router>>,
 }
 
 fn kv_type(format: KvFormat) -> KvType {
@@ -41,8 +44,13 @@ fn kv_type(format: KvFormat) -> KvType {
 
 impl Launcher {
     /// A launcher on `pool` with kernels of `level`.
-    pub fn new(pool: ThreadPool, level: SimdLevel) -> Self {
-        Self { pool, level, product: RefCell::new(Vec::new()) }
+    pub fn new(pool: ThreadPool, level: SimdLevel, dry: Option<DryRun>) -> Self {
+        Self { pool, level, product: RefCell::new(Vec::new()), dry: dry.map(|run| RefCell::new(dry::Router::new(run))) }
+    }
+
+    /// True where kernels run.
+    pub(super) fn computes(&self) -> bool {
+        self.dry.is_none()
     }
 
     /// Runs one operation, whose shapes [`Op::check`] has passed, and says what it asked of the device.
@@ -51,21 +59,20 @@ impl Launcher {
         match *op {
             Op::RmsNorm { x, weight, out, n_rows, n_cols, eps } => {
                 let n = n_rows as usize * n_cols as usize;
-                rms_norm(
-                    &self.pool,
-                    self.level,
-                    operands.read(x, n)?,
-                    operands.read(weight, n_cols as usize)?,
-                    eps,
-                    operands.write(out, n)?,
-                );
+                let (x, weight, out) = (operands.read(x, n)?, operands.read(weight, n_cols as usize)?, operands.write(out, n)?);
+                if self.computes() {
+                    rms_norm(&self.pool, self.level, x, weight, eps, out);
+                }
                 Ok(bytes_cost(8 * n))
             }
             Op::Quantise { x, out, n_rows, n_cols, format } => {
                 let (n_rows, n_cols) = (n_rows as usize, n_cols as usize);
                 let out = operands.write::<u8>(out, n_rows * format.row_bytes(n_cols))?;
                 let cost = bytes_cost(4 * n_rows * n_cols + out.len());
-                quantise_rows(&self.pool, self.level, format, n_cols, operands.read(x, n_rows * n_cols)?, out);
+                let x = operands.read(x, n_rows * n_cols)?;
+                if self.computes() {
+                    quantise_rows(&self.pool, self.level, format, n_cols, x, out);
+                }
                 Ok(cost)
             }
             Op::MatMul { weights, input, format, out, n_rows, path, accumulate } => {
@@ -77,7 +84,10 @@ impl Launcher {
                 let rope = Rope { head_size, n_rotated: n_rot as usize, freq_base: f64::from(freq_base) };
                 let norm = HeadNorm { weight: operands.read(weight, head_size)?, epsilon: eps };
                 let positions = operands.ascending_positions(positions, n_rows)?;
-                norm_and_rotate(&self.pool, self.level, rope, Some(norm), operands.write(x, n)?, positions);
+                let x = operands.write(x, n)?;
+                if self.computes() {
+                    norm_and_rotate(&self.pool, self.level, rope, Some(norm), x, positions);
+                }
                 Ok(bytes_cost(8 * n))
             }
             Op::KvStore { rows, cache, format, positions, first_row, n_rows, n_head_kv, head_dim, n_ctx } => {
@@ -85,27 +95,48 @@ impl Launcher {
                 let (positions, first_row) = operands.positions(positions, first_row, n_rows as usize, n_ctx)?;
                 let rows = operands.read(rows, positions.len() * shape.n_head_kv * shape.head_size)?;
                 let cache = operands.write::<u8>(cache, n_ctx as usize * shape.position_bytes())?;
-                store_rows(&self.pool, &shape, rows, positions, &mut cache[first_row * shape.position_bytes()..]);
+                if self.computes() {
+                    store_rows(&self.pool, &shape, rows, positions, &mut cache[first_row * shape.position_bytes()..]);
+                }
                 Ok(bytes_cost(4 * rows.len() + positions.len() * shape.position_bytes()))
             }
             Op::Attention { .. } => self.attention(&operands, op),
-            Op::Router { logits, ids, weights, n_rows, n_expert, n_used, scale } => {
-                let (n_rows, n_expert, n_used) = (n_rows as usize, n_expert as usize, n_used as usize);
-                let logits = operands.read::<f32>(logits, n_rows * n_expert)?;
-                let ids = operands.write::<u32>(ids, n_rows * n_used)?;
-                let weights = operands.write::<f32>(weights, n_rows * n_used)?;
-                let mut routes = vec![Route { expert: 0, weight: 0.0 }; n_used];
-                for (row, logits) in logits.chunks_exact(n_expert).enumerate() {
-                    choose_experts(logits, scale, &mut routes);
-                    for (at, route) in (row * n_used..).zip(&routes) {
-                        (ids[at], weights[at]) = (route.expert, route.weight);
-                    }
-                }
-                Ok(bytes_cost(4 * n_rows * (n_expert + 2 * n_used)))
-            }
+            Op::Router { .. } => self.router(&operands, op),
             Op::ExpertsWindow { .. } => self.experts_window(&operands, op),
             Op::ExpertsPrompt { .. } => self.experts_prompt(&operands, op),
         }
+    }
+
+    fn router(&self, operands: &Operands<'_>, op: &Op) -> Result<Cost> {
+        let Op::Router { logits: logits_addr, ids, weights, n_rows, n_expert, n_used, scale } = *op else {
+            unreachable!("called for this operation only");
+        };
+        let (rows, experts, used) = (n_rows as usize, n_expert as usize, n_used as usize);
+        let logits = operands.read::<f32>(logits_addr, rows * experts)?;
+        let ids = operands.write::<u32>(ids, rows * used)?;
+        let weights = operands.write::<f32>(weights, rows * used)?;
+        if let Some(router) = &self.dry {
+            let mut router = router.borrow_mut();
+            let layer_key = router.layer_key(logits_addr);
+            // Without an attention before it, or where its positions are gone, a row's number has to do.
+            match router.positions(n_rows).and_then(|positions| operands.read::<i32>(positions, rows).ok()) {
+                Some(positions) => {
+                    let positions = positions.iter().map(|position| u64::from(position.unsigned_abs()));
+                    router.route(layer_key, positions, n_expert, n_used, ids);
+                }
+                None => router.route(layer_key, 0..u64::from(n_rows), n_expert, n_used, ids),
+            }
+            weights.fill(scale / n_used as f32);
+        } else {
+            let mut routes = vec![Route { expert: 0, weight: 0.0 }; used];
+            for (row, logits) in logits.chunks_exact(experts).enumerate() {
+                choose_experts(logits, scale, &mut routes);
+                for (at, route) in (row * used..).zip(&routes) {
+                    (ids[at], weights[at]) = (route.expert, route.weight);
+                }
+            }
+        }
+        Ok(bytes_cost(4 * rows * (experts + 2 * used)))
     }
 
     #[allow(clippy::too_many_arguments, reason = "the operands of the operation, by name")]
@@ -123,8 +154,11 @@ impl Launcher {
         let bytes = operands.read::<u8>(matrix.addr, n_out * matrix.row_bytes())?;
         let weights = Weights::dense(matrix.quant_type, bytes, n_out, n_in);
         let activations = Activations { format, n: n_in, bytes: operands.read(input, n_rows * format.row_bytes(n_in))? };
+        let out_addr = out;
         let out = operands.write::<f32>(out, n_rows * n_out)?;
-        if accumulate {
+        if let Some(router) = &self.dry {
+            router.borrow_mut().note_product(out_addr, matrix.addr);
+        } else if accumulate {
             let mut product = self.product.borrow_mut();
             product.resize(out.len(), 0.0);
             self.product(&weights, &activations, n_rows, path, &mut product);
@@ -135,7 +169,7 @@ impl Launcher {
             self.product(&weights, &activations, n_rows, path, out);
         }
         let moved = bytes.len() + activations.bytes.len() + 4 * n_rows * n_out;
-        Ok(Cost { flop: 2.0 * n_rows as f64 * n_out as f64 * n_in as f64, ..bytes_cost(moved) })
+        Ok(Cost { linear_flop: 2.0 * n_rows as f64 * n_out as f64 * n_in as f64, ..bytes_cost(moved) })
     }
 
     fn product(&self, weights: &Weights<'_>, activations: &Activations<'_>, n_rows: usize, path: Path, out: &mut [f32]) {
@@ -166,6 +200,9 @@ impl Launcher {
             unreachable!("called for attention only");
         };
         let shape = KvShape { kv_type: kv_type(format), n_head_kv: n_head_kv as usize, head_size: head_dim as usize };
+        if let Some(router) = &self.dry {
+            router.borrow_mut().note_positions(positions, n_rows);
+        }
         let (positions, first_row) = operands.positions(positions, first_row, n_rows as usize, n_ctx)?;
         let n = positions.len() * n_head as usize * head_dim as usize;
         let cache_bytes = n_ctx as usize * shape.position_bytes();
@@ -182,10 +219,13 @@ impl Launcher {
             Path::Prompt => attention,
             Path::Window => attention_window,
         };
-        run(&self.pool, self.level, &inputs, operands.write(out, n)?);
+        let out = operands.write(out, n)?;
+        if self.computes() {
+            run(&self.pool, self.level, &inputs, out);
+        }
         let keys_seen: f64 = positions.iter().map(|&position| f64::from(position) + 1.0).sum();
         let read = positions.last().map_or(0, |&last| 2 * (last as usize + 1) * shape.position_bytes());
-        Ok(Cost { flop: 4.0 * keys_seen * f64::from(n_head) * f64::from(head_dim), ..bytes_cost(read + 8 * n) })
+        Ok(Cost { attention_flop: 4.0 * keys_seen * f64::from(n_head) * f64::from(head_dim), ..bytes_cost(read + 8 * n) })
     }
 }
 

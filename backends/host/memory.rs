@@ -8,6 +8,8 @@ use std::collections::BTreeMap;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
+use memmap2::{MmapMut, MmapOptions};
+
 use crate::backend::{Addr, AddrRange, BackendError, Pool, Result};
 use crate::units::Bytes;
 
@@ -22,7 +24,15 @@ const GUARD: u64 = 1 << 16;
 /// Zeroed RAM aligned to [`ALIGN`], freed on drop.
 struct Block {
     data: NonNull<u8>,
-    layout: Layout,
+    source: Source,
+}
+
+/// Where a block's RAM comes from.
+enum Source {
+    /// The allocator.
+    Heap(Layout),
+    /// Pages that take no RAM before they are written. Held to be unmapped on drop; all access is by the block's pointer.
+    Pages(#[allow(dead_code, reason = "held for its drop")] MmapMut),
 }
 
 impl Block {
@@ -30,14 +40,23 @@ impl Block {
         let layout = Layout::from_size_align(bytes.max(1), ALIGN).ok()?;
         // SAFETY: the layout has a size of at least one byte.
         let data = NonNull::new(unsafe { alloc_zeroed(layout) })?;
-        Some(Self { data, layout })
+        Some(Self { data, source: Source::Heap(layout) })
+    }
+
+    /// Zeroed memory that is an address range only, until somebody writes to it: a machine need not have as much.
+    fn pages(bytes: usize) -> Option<Self> {
+        let mut map = MmapOptions::new().len(bytes.max(1)).no_reserve_swap().map_anon().ok()?;
+        let data = NonNull::new(map.as_mut_ptr())?;
+        Some(Self { data, source: Source::Pages(map) })
     }
 }
 
 impl Drop for Block {
     fn drop(&mut self) {
-        // SAFETY: `data` was allocated with this layout and is freed once.
-        unsafe { dealloc(self.data.as_ptr(), self.layout) }
+        if let Source::Heap(layout) = self.source {
+            // SAFETY: `data` was allocated with this layout and is freed once.
+            unsafe { dealloc(self.data.as_ptr(), layout) }
+        }
     }
 }
 
@@ -75,12 +94,23 @@ pub struct MemoryTable {
     total: Bytes,
     used: Bytes,
     peak: Bytes,
+    /// Memory is books alone: contents of the device are neither moved nor poisoned, apart from what the host writes and reads.
+    dry: bool,
 }
 
 impl MemoryTable {
     /// A device of `total` bytes with nothing allocated.
     pub fn new(total: Bytes) -> Self {
-        Self { allocations: BTreeMap::new(), next_address: 1 << 32, total, used: Bytes::ZERO, peak: Bytes::ZERO }
+        Self { allocations: BTreeMap::new(), next_address: 1 << 32, total, used: Bytes::ZERO, peak: Bytes::ZERO, dry: false }
+    }
+
+    /// The same for a dry run. Memory takes RAM only where the host or a router has written; the rest reads as zeros.
+    pub fn dry(total: Bytes) -> Self {
+        Self { dry: true, ..Self::new(total) }
+    }
+
+    fn block(&self, bytes: Bytes) -> Option<Block> {
+        if self.dry { Block::pages(bytes.as_usize()) } else { Block::zeroed(bytes.as_usize()) }
     }
 
     pub fn total(&self) -> Bytes {
@@ -120,7 +150,7 @@ impl MemoryTable {
 
     pub fn allocate_device(&mut self, bytes: Bytes, purpose: &str) -> Result<AddrRange> {
         self.charge(bytes, purpose)?;
-        let Some(block) = Block::zeroed(bytes.as_usize()) else {
+        let Some(block) = self.block(bytes) else {
             self.discharge(bytes);
             return Err(BackendError::OutOfMemory { pool: Pool::Device, purpose: purpose.to_owned(), requested: bytes, free: Bytes::ZERO });
         };
@@ -130,7 +160,7 @@ impl MemoryTable {
     }
 
     pub fn allocate_pinned(&mut self, bytes: Bytes, purpose: &str) -> Result<AddrRange> {
-        match Block::zeroed(bytes.as_usize()) {
+        match self.block(bytes) {
             Some(block) => Ok(self.insert(bytes, Storage::Pinned(block))),
             None => {
                 Err(BackendError::OutOfMemory { pool: Pool::PinnedHost, purpose: purpose.to_owned(), requested: bytes, free: Bytes::ZERO })
@@ -194,9 +224,17 @@ impl MemoryTable {
         }
     }
 
+    /// True where the range is the host's own: what lies there is real in a dry run, too.
+    fn is_pinned(&self, range: AddrRange) -> bool {
+        self.find("kind", range).is_ok_and(|(allocation, _)| matches!(allocation.storage, Storage::Pinned(_)))
+    }
+
     /// Overwrites a range with one byte.
     pub fn fill(&mut self, range: AddrRange, byte: u8) -> Result<()> {
         let data = self.writable("fill", range)?;
+        if self.dry && !self.is_pinned(range) {
+            return Ok(());
+        }
         // SAFETY: `writable` checked the range; no slice of it is alive, as slices borrow the table.
         unsafe { data.write_bytes(byte, range.bytes.as_usize()) };
         Ok(())
@@ -209,8 +247,13 @@ impl MemoryTable {
 
     /// Copies between two ranges, which may overlap.
     pub fn copy(&mut self, dst: Addr, src: Addr, bytes: Bytes) -> Result<()> {
-        let from = self.readable("copy source", AddrRange { start: src, bytes })?;
-        let to = self.writable("copy destination", AddrRange { start: dst, bytes })?;
+        let (source, destination) = (AddrRange { start: src, bytes }, AddrRange { start: dst, bytes });
+        let from = self.readable("copy source", source)?;
+        let to = self.writable("copy destination", destination)?;
+        // In a dry run only what the host wrote or will read moves: tables, positions, routes, but no weights.
+        if self.dry && !self.is_pinned(source) && !self.is_pinned(destination) {
+            return Ok(());
+        }
         // SAFETY: both ranges were checked; `copy` allows overlap; no slice of either is alive, as slices borrow the table.
         unsafe { std::ptr::copy(from, to, bytes.as_usize()) };
         Ok(())
@@ -285,6 +328,44 @@ mod tests {
         let registered = table.register(Arc::new(vec![0_u8; 10]));
         let places = [device, pinned, registered].map(|range| table.place(range));
         assert_eq!(places, [Ok(Place::Device), Ok(Place::Host), Ok(Place::Host)]);
+    }
+
+    #[test]
+    fn a_dry_device_keeps_its_books_and_moves_only_what_is_the_hosts() {
+        let mut table = MemoryTable::dry(Bytes(4096));
+        let [device, other] = [0, 1].map(|_| table.allocate_device(Bytes(1024), "a test").expect("room"));
+        let pinned = table.allocate_pinned(Bytes(1024), "a test").expect("host memory");
+        let registered = table.register(Arc::new(vec![7_u8; 1024]));
+        assert_eq!(table.used(), Bytes(2048));
+        assert!(table.allocate_device(Bytes(2049), "one too many").is_err());
+        let first = |table: &MemoryTable, memory: AddrRange| {
+            let data = table.readable("a test", memory).expect("live");
+            // SAFETY: the table answers for the byte, which nothing writes meanwhile.
+            unsafe { *data }
+        };
+        assert_eq!(first(&table, device), 0, "no poison: it would need RAM");
+        table.copy(device.start, registered.start, Bytes(1024)).expect("both are live");
+        assert_eq!(first(&table, device), 0, "weights do not move");
+        table.fill(pinned, 5).expect("inside");
+        table.copy(device.start, pinned.start, Bytes(1024)).expect("both are live");
+        table.fill(device, 9).expect("inside");
+        assert_eq!(first(&table, device), 5, "what the host wrote moves, a fill does not");
+        table.copy(other.start, device.start, Bytes(1024)).expect("both are live");
+        table.fill(pinned, 0).expect("inside");
+        table.copy(pinned.start, device.start, Bytes(1024)).expect("both are live");
+        assert_eq!((first(&table, other), first(&table, pinned)), (0, 5));
+        assert!(table.copy(device.end(), pinned.start, Bytes(1)).is_err(), "addresses are checked all the same");
+        table.release(device.start);
+        assert!(table.copy(device.start, pinned.start, Bytes(1)).is_err(), "a stale one, too");
+    }
+
+    #[test]
+    fn a_dry_device_may_be_larger_than_the_machine() {
+        let terabyte = Bytes::mib(1 << 20);
+        let mut table = MemoryTable::dry(terabyte);
+        let slab = table.allocate_device(terabyte, "a slab").expect("nothing but addresses");
+        let last = AddrRange { start: slab.start.offset(terabyte - Bytes(1)), bytes: Bytes(1) };
+        assert!(table.writable("a test", last).is_ok());
     }
 
     #[test]

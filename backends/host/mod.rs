@@ -2,22 +2,25 @@
 //!
 //! It is the backend of a build without a GPU feature and the reference for the others. [`memory`](self) keeps a byte budget and an
 //! address table that refuses stale addresses, streams run only when waited for, faults can be injected, and a virtual clock can
-//! charge what a modelled device would have taken.
+//! charge what a modelled device would have taken. A [dry run](DryRun) charges time and computes nothing.
 #![allow(unsafe_code, reason = "kernels and simulated device memory work on raw addresses; every block says why it may")]
 
 mod clock;
 mod device;
+mod dry;
 mod experts;
 mod faults;
 mod graph;
 pub mod kernels;
 mod launch;
+mod link;
 mod memory;
 mod operands;
 pub mod pool;
 
-pub use clock::{Clock, ClockProfile, Cost};
+pub use clock::{BusySeconds, Clock, ClockProfile, Cost};
 pub use device::{HostBackend, HostConfig, HostEvent, HostGraph, HostMemory, HostStream};
+pub use dry::DryRun;
 pub use faults::{Faults, FreeReading};
 pub use memory::POISON;
 

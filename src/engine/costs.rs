@@ -1,14 +1,56 @@
 //! What the device has been seen to take for the parts of reading a prompt, and from that, what a way of reading would take.
 //!
-//! All figures are running averages of measured times, by the device's clock; until something is measured it is taken to cost
-//! nothing, so that at first the ways are compared by bytes over the link alone.
+//! All figures are running averages of measured times, by the device's clock. Until something is measured, the arithmetic of the model
+//! at the speed of a middling card stands for it ([`Prior`]).
 
+use crate::model::{ModelShape, ModelWeights};
 use crate::units::Bytes;
 
 /// Weight of the newest measurement once there are some.
 const NEWEST: f64 = 0.25;
 /// Link of which nothing is known yet, bytes a second: a PCIe 4.0 x8 slot.
 const LINK_BYTES_PER_S: f64 = 12e9;
+
+/// Speeds taken for granted until something is measured: those of a laptop's card, as its maker tells them, divided by two.
+const FLOP_PER_S: f64 = 20e12;
+const BYTES_PER_S: f64 = 400e9;
+/// Time between two operations, and how many a mixer half has.
+const LAUNCH_S: f64 = 5e-6;
+const MIXER_LAUNCHES: f64 = 15.0;
+
+/// What the parts of a layer would take on a middling card, in seconds.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Prior {
+    /// The mixer half of a chunk, beside its rows.
+    pub chunk_s: f64,
+    /// A row of the mixer half, without attention.
+    pub row_s: f64,
+    /// A pair of a row and a key.
+    pub key_s: f64,
+    /// An expert, beside its rows.
+    pub expert_s: f64,
+    /// A row of an expert.
+    pub routed_row_s: f64,
+}
+
+impl Prior {
+    /// The arithmetic of one layer, and the bytes of its weights.
+    #[must_use]
+    #[allow(clippy::cast_precision_loss, reason = "estimates")]
+    pub fn of(shape: &ModelShape, weights: &ModelWeights) -> Self {
+        let n_layer = f64::from(shape.n_layer);
+        let dense_weights: f64 = weights.dense.iter().map(|dense| f64::from(dense.tensor.rows) * f64::from(dense.tensor.cols)).sum();
+        let expert_weights = 3.0 * f64::from(shape.n_embd) * f64::from(shape.n_ff);
+        Self {
+            chunk_s: MIXER_LAUNCHES * LAUNCH_S + weights.dense_bytes.0 as f64 / n_layer / BYTES_PER_S,
+            row_s: 2.0 * dense_weights / n_layer / FLOP_PER_S,
+            key_s: 4.0 * f64::from(shape.q_width()) / FLOP_PER_S,
+            // Unpacked once: written and read as 16-bit floats.
+            expert_s: 4.0 * expert_weights / BYTES_PER_S,
+            routed_row_s: 2.0 * expert_weights / FLOP_PER_S,
+        }
+    }
+}
 
 /// Times of one layer's parts in one block.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -32,6 +74,8 @@ pub struct BlockSample {
 /// Seconds as `fixed x pieces + each x rows`, fitted to what was measured, newer measurements counting more.
 #[derive(Clone, Copy, Debug, Default)]
 struct Line {
+    prior_fixed: f64,
+    prior_each: f64,
     pieces2: f64,
     pieces_rows: f64,
     rows2: f64,
@@ -40,6 +84,10 @@ struct Line {
 }
 
 impl Line {
+    fn new(prior_fixed: f64, prior_each: f64) -> Self {
+        Self { prior_fixed, prior_each, ..Self::default() }
+    }
+
     fn note(&mut self, pieces: f64, rows: f64, seconds: f64) {
         if !(seconds > 0.0 && rows > 0.0) {
             return;
@@ -57,20 +105,27 @@ impl Line {
         }
     }
 
-    /// The two factors. Measurements that are all alike cannot tell them apart: then everything is put on the rows.
+    /// The two factors. Measurements that are all alike cannot tell them apart: then both are the prior's, scaled to what was
+    /// measured.
     fn factors(&self) -> (f64, f64) {
         let determinant = self.pieces2 * self.rows2 - self.pieces_rows * self.pieces_rows;
-        let only_rows = if self.rows2 > 0.0 { (0.0, self.rows_s / self.rows2) } else { (0.0, 0.0) };
-        if determinant <= 1e-3 * self.pieces2 * self.rows2 {
-            return only_rows;
+        if determinant <= 1e-2 * self.pieces2 * self.rows2 {
+            return self.scaled_prior();
         }
         let fixed = (self.pieces_s * self.rows2 - self.rows_s * self.pieces_rows) / determinant;
         let each = (self.rows_s * self.pieces2 - self.pieces_s * self.pieces_rows) / determinant;
         match (fixed < 0.0, each < 0.0) {
             (false, false) => (fixed, each),
-            (true, _) => only_rows,
+            (true, _) => (0.0, self.rows_s / self.rows2),
             (false, true) => (self.pieces_s / self.pieces2, 0.0),
         }
+    }
+
+    fn scaled_prior(&self) -> (f64, f64) {
+        let (fixed, each) = (self.prior_fixed, self.prior_each);
+        let squares = fixed * fixed * self.pieces2 + 2.0 * fixed * each * self.pieces_rows + each * each * self.rows2;
+        let scale = if squares > 0.0 { (fixed * self.pieces_s + each * self.rows_s) / squares } else { 1.0 };
+        (scale * fixed, scale * each)
     }
 
     fn seconds(&self, pieces: f64, rows: f64) -> f64 {
@@ -106,6 +161,7 @@ pub struct Costs {
     overlap: bool,
     link_bytes_per_s: Average,
     linear: Line,
+    key_prior_s: f64,
     attention: Average,
     experts: Line,
     /// By rows, from one to eight: windows are few enough to keep each apart.
@@ -115,8 +171,14 @@ pub struct Costs {
 impl Costs {
     /// Nothing measured yet. With `overlap`, copies run beside operations.
     #[must_use]
-    pub fn new(overlap: bool) -> Self {
-        Self { overlap, ..Self::default() }
+    pub fn new(overlap: bool, prior: Prior) -> Self {
+        Self {
+            overlap,
+            linear: Line::new(prior.chunk_s, prior.row_s),
+            key_prior_s: prior.key_s,
+            experts: Line::new(prior.expert_s, prior.routed_row_s),
+            ..Self::default()
+        }
     }
 
     /// Takes note of `bytes` that crossed the link to the device in `seconds`.
@@ -160,7 +222,7 @@ impl Costs {
     /// Seconds of one layer's attention over `keys_seen` pairs of a row and a key.
     #[must_use]
     pub fn attention_s(&self, keys_seen: f64) -> f64 {
-        self.attention.get().unwrap_or(0.0) * keys_seen
+        self.attention.get().unwrap_or(self.key_prior_s) * keys_seen
     }
 
     /// Seconds of one layer's experts, `n_experts` of them with `routed_rows` rows in all.
@@ -201,7 +263,7 @@ mod tests {
 
     #[test]
     fn a_fixed_part_is_told_from_one_that_grows_with_the_rows() {
-        let mut costs = Costs::new(true);
+        let mut costs = Costs::new(true, Prior::default());
         for rows in [64u32, 512, 1024] {
             costs.note_block(&BlockSample { chunk_rows: rows, linear_s: 0.5 + 0.01 * f64::from(rows), ..BlockSample::default() });
         }
@@ -210,26 +272,28 @@ mod tests {
     }
 
     #[test]
-    fn measurements_that_are_all_alike_are_put_on_the_rows() {
-        let mut costs = Costs::new(true);
+    fn measurements_that_are_all_alike_scale_what_was_taken_for_granted() {
+        let mut costs = Costs::new(true, Prior { expert_s: 1.0, routed_row_s: 0.01, ..Prior::default() });
+        assert!(close(costs.experts_s(8.0, 200.0), 10.0));
         for _ in 0..3 {
-            costs.note_block(&BlockSample { n_experts: 8, routed_rows: 256, experts_s: 2.0, ..BlockSample::default() });
+            costs.note_block(&BlockSample { n_experts: 8, routed_rows: 200, experts_s: 2.0, ..BlockSample::default() });
         }
-        assert!(close(costs.experts_s(16.0, 512.0), 4.0));
-        assert!(close(costs.experts_s(128.0, 256.0), 2.0), "as many rows, more experts");
+        assert!(close(costs.experts_s(8.0, 200.0), 2.0));
+        assert!(close(costs.experts_s(16.0, 200.0), 3.6), "as many rows, more experts");
     }
 
     #[test]
-    fn what_was_never_measured_costs_nothing_but_its_bytes() {
-        let costs = Costs::new(true);
-        assert_eq!((costs.linear_s(1.0, 10.0), costs.attention_s(100.0), costs.experts_s(1.0, 10.0)), (0.0, 0.0, 0.0));
+    fn what_was_never_measured_takes_what_a_middling_card_takes() {
+        let prior = Prior { chunk_s: 1.0, row_s: 0.1, key_s: 0.02, ..Prior::default() };
+        let costs = Costs::new(true, prior);
+        assert!(close(costs.linear_s(1.0, 10.0), 2.0) && close(costs.attention_s(100.0), 2.0));
         assert!(close(costs.link_s(12e9), 1.0));
         assert_eq!(costs.window_s(4, |_, _| 0.0), None);
     }
 
     #[test]
     fn a_window_that_was_not_measured_costs_what_a_smaller_one_did_and_its_further_misses() {
-        let mut costs = Costs::new(true);
+        let mut costs = Costs::new(true, Prior::default());
         costs.note_link(Bytes(1_000), 1.0);
         costs.note_window(2, 5.0);
         let seconds = |rows| costs.window_s(rows, |from, to| (to - from) as f64 * 500.0);
@@ -241,7 +305,7 @@ mod tests {
 
     #[test]
     fn newer_measurements_count_more_and_nonsense_does_not_count() {
-        let mut costs = Costs::new(false);
+        let mut costs = Costs::new(false, Prior::default());
         costs.note_link(Bytes(100), 1.0);
         costs.note_link(Bytes(200), 1.0);
         costs.note_link(Bytes(100), 0.0);
@@ -251,7 +315,7 @@ mod tests {
             costs.note_link(Bytes(400), 1.0);
         }
         assert!(costs.link_bytes_per_s() > 390.0);
-        assert!(close(costs.beside(2.0, 3.0), 5.0) && close(Costs::new(true).beside(2.0, 3.0), 3.0));
-        assert!(close(costs.hidden(2.0, 3.0), 0.0) && close(Costs::new(true).hidden(2.0, 3.0), 2.0));
+        assert!(close(costs.beside(2.0, 3.0), 5.0) && close(Costs::new(true, Prior::default()).beside(2.0, 3.0), 3.0));
+        assert!(close(costs.hidden(2.0, 3.0), 0.0) && close(Costs::new(true, Prior::default()).hidden(2.0, 3.0), 2.0));
     }
 }

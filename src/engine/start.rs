@@ -3,7 +3,7 @@
 use std::rc::Rc;
 use std::sync::Arc;
 
-use super::costs::Costs;
+use super::costs::{Costs, Prior};
 use super::decode::Windows;
 use super::embedding::Embedding;
 use super::prefill::PromptPath;
@@ -100,7 +100,7 @@ impl<B: Backend> Engine<B> {
             };
             notices.push(format!("pinned host memory: {pinned} of the model, {pageable} pageable ({reason})"));
         }
-        let mut costs = Costs::new(backend.capabilities().copy_engines > 0);
+        let mut costs = Costs::new(backend.capabilities().copy_engines > 0, Prior::of(&model.shape, weights));
         let dense = load_dense(&*backend, &store, weights, &compute, &mut costs, on_progress)?;
         let kv = backend.malloc(plan.kv_bytes, "KV cache")?;
         let resident =

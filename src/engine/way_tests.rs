@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::backend::op::KvFormat;
-use crate::engine::costs::BlockSample;
+use crate::engine::costs::{BlockSample, Prior};
 use crate::phase::plan::PhaseBytes;
 use crate::settings::BlockSetting;
 
@@ -66,7 +66,8 @@ fn choose_with(plan: &Plan, costs: &Costs, settings: &EngineSettings, tokens: us
 }
 
 fn link_only() -> Costs {
-    let mut costs = Costs::new(true);
+    // Next to nothing but the link, and rows alone where something is measured.
+    let mut costs = Costs::new(true, Prior { row_s: 1e-12, routed_row_s: 1e-12, ..Prior::default() });
     costs.note_link(Bytes::mib(1000), 1.0);
     costs
 }

@@ -1,0 +1,180 @@
+//! Goal: plans and timings of real shapes run in virtual time, agree with arithmetic on the modelled device, and cost seconds.
+//! Method: dry runs of the whole engine on files that are all hole; a run that computes stands beside one where routes are the same.
+//! Nothing here looks at a wall clock.
+//!
+//! Expected times are those of `sum over passes max(absent bytes / link, a + tokens x (linear / P_lin + attention / P_att))` with
+//! llama.cpp's a = 35 ms, P_lin = 85 and P_att = 297 TFLOP/s on an H200.
+
+mod common;
+
+use std::sync::{Arc, LazyLock};
+
+use common::dry::{DryRig, Reading, card, document_card, real_shape};
+use common::engine::{settings, synthetic_model};
+use common::rewrite::{QWEN_35B_STAND_IN, QWEN3_30B_A3B};
+use ebbtide::backends::host::{ClockProfile, DryRun};
+use ebbtide::engine::way::Way;
+use ebbtide::model::Model;
+use ebbtide::settings::{AliasThreshold, ChunkSetting, EngineSettings, ExpertCache};
+use ebbtide::units::Bytes;
+
+static QWEN_30B: LazyLock<Arc<Model>> = LazyLock::new(|| real_shape(QWEN3_30B_A3B));
+
+/// Bytes of all experts of the 30B model, and of one.
+const EXPERTS: f64 = 11.10e9;
+const EXPERT: f64 = 1.723 * 1_048_576.0;
+/// The H200's time of a pass beside its tokens, in seconds.
+const PASS_S: f64 = 35e-3;
+/// Tokens of a long prompt.
+const LONG: usize = 29_854;
+
+/// Time of arithmetic that the 30B model's fit gives for a prompt whose tokens see 4 x 48 x 32 x 128 operations for each key.
+fn fitted_s(tokens: usize, passes: usize) -> f64 {
+    let keys = tokens as f64 / 2.0;
+    let token_s = 5.44e9 / 85e12 + 4.0 * 48.0 * 32.0 * 128.0 * keys / 297e12;
+    passes as f64 * PASS_S + tokens as f64 * token_s
+}
+
+fn near(found: f64, expected: f64, share: f64) -> bool {
+    (found / expected - 1.0).abs() <= share
+}
+
+/// What holds whatever the order of work: neither part is faster than it is, nothing waits while both are idle.
+fn check_bounds(reading: &Reading, at: &str) {
+    let (link_s, operations_s) = (reading.busy.to_device_s, reading.busy.operations_s);
+    assert!(reading.first_token_s >= link_s.max(operations_s), "{at}: faster than a part of it, {reading:?}");
+    assert!(reading.first_token_s < 1.01 * (link_s + operations_s), "{at}: time is lost, {reading:?}");
+}
+
+#[test]
+fn a_dry_run_takes_the_time_of_one_that_computes() {
+    // Every row uses every expert, so routes are the same although nothing is computed.
+    let model = synthetic_model("--shape micro --experts 4 --used 4 --seed 3 --type Q8_0");
+    let expert_cache = ExpertCache::Slots(5);
+    let base = EngineSettings { vram: Bytes::mib(8), chunk: ChunkSetting::Tokens(16), expert_cache, ..settings(128) };
+    let alias = EngineSettings { head_alias: true, alias_min_tokens: AliasThreshold::Tokens(0), ..base.clone() };
+    for (settings, way) in [(base, Way::Loan), (alias, Way::Alias)] {
+        for profile in [ClockProfile::H200, ClockProfile::LAPTOP_8GB] {
+            let [dry, computed] = [Some(DryRun::uniform(1)), None].map(|dry| {
+                let mut rig = DryRig::open(&model, profile, &settings, dry);
+                let reading = rig.run(50, 12);
+                assert_eq!(reading.outcome.choice.way, way);
+                assert!(reading.outcome.experts.misses > 0, "some experts are read in place");
+                (reading.first_token_s, reading.writing_s, reading.busy, reading.outcome.experts, rig.device.peak())
+            });
+            assert_eq!(dry, computed, "{way} on {}", profile.name);
+            assert!(dry.0 > 0.0 && dry.1 > 0.0);
+        }
+    }
+}
+
+#[test]
+fn a_30b_model_reads_8192_tokens_in_8_gib_on_every_device_as_planned() {
+    for profile in [ClockProfile::H200, ClockProfile::H200_12GBPS, ClockProfile::LAPTOP_8GB] {
+        let mut rig = DryRig::new(&QWEN_30B, profile, &card(Bytes::mib(8192)));
+        let planned = rig.engine.plan().decode.total_bytes;
+        let reading = rig.run(8192, 16);
+        assert_eq!(reading.outcome.tokens.len(), 16);
+        assert_eq!(rig.device.peak(), planned, "what was planned is what is taken");
+        check_bounds(&reading, profile.name);
+        let one_after_another = reading.busy.to_device_s + reading.busy.operations_s;
+        assert!(reading.first_token_s < 0.9 * one_after_another, "{}: copies run beside operations, {reading:?}", profile.name);
+        // One pass; half of the experts have a slot. What else crosses is rows in and out.
+        assert_eq!(reading.outcome.choice.chunk, 8191);
+        let absent = EXPERTS - f64::from(rig.engine.plan().slots - reading.outcome.phases.slots_lent) * EXPERT;
+        let copied_s = absent / profile.link_bytes_per_s;
+        assert!((copied_s..1.35 * copied_s).contains(&reading.busy.to_device_s), "{}: {copied_s} s, {reading:?}", profile.name);
+    }
+}
+
+#[test]
+fn with_every_expert_on_the_card_an_h200_reads_and_writes_as_fast_as_the_program_that_its_figures_come_from() {
+    let mut rig = DryRig::new(&QWEN_30B, ClockProfile::H200, &card(Bytes::mib(24_576)));
+    let reading = rig.run(8192, 17);
+    assert_eq!(reading.outcome.experts.misses, 0);
+    let token_s = reading.writing_s / 16.0;
+    assert!(near(token_s, 4.3e-3, 0.05), "{token_s} s a token at depth 8,192");
+    let expected = fitted_s(8191, 1) + token_s;
+    assert!(near(reading.first_token_s, expected, 0.05), "{} s to the first token, {expected} expected", reading.first_token_s);
+}
+
+#[test]
+fn an_expert_in_three_pieces_crosses_a_full_link_at_the_speed_measured_for_such_pieces() {
+    let mut rig = DryRig::new(&QWEN_30B, ClockProfile::H200, &document_card(&QWEN_30B, 2048));
+    let reading = rig.read(LONG);
+    let bytes = reading.outcome.experts.link_bytes.0 as f64;
+    let gb_per_s = bytes / reading.busy.to_device_s / 1e9;
+    assert!((35.0..=44.0).contains(&gb_per_s), "{gb_per_s} GB/s for pieces of 0.6 MB");
+}
+
+/// The document's order, blocks of one chunk, with 128 slots kept: chunk and tokens a second on a full link and at 12 GB/s.
+const DOCUMENT_ORDER: [(u32, f64, f64); 4] = [(256, 1220.0, 280.0), (512, 2421.0, 559.0), (1024, 4762.0, 1099.0), (2048, 8260.0, 2198.0)];
+
+#[test]
+fn the_documents_order_takes_the_time_that_the_model_of_performance_gives() {
+    // The model takes the link at its full speed, whatever the size of a copy.
+    let full = |profile| ClockProfile { copy_latency_s: 0.0, ..profile };
+    let mut n_near = 0;
+    for (chunk, full_link, slow_link) in DOCUMENT_ORDER {
+        for (profile, expected) in [(full(ClockProfile::H200), full_link), (full(ClockProfile::H200_12GBPS), slow_link)] {
+            let mut rig = DryRig::new(&QWEN_30B, profile, &document_card(&QWEN_30B, chunk));
+            let reading = rig.read(LONG);
+            let at = format!("chunk {chunk} on {}: {:.0} tokens a second", profile.name, reading.tokens_per_s());
+            check_bounds(&reading, &at);
+            let passes = LONG.div_ceil(chunk as usize);
+            let kept = rig.engine.plan().slots - reading.outcome.phases.slots_lent;
+            assert!((128..140).contains(&kept), "{at}: {kept} slots kept");
+            let copied_s = passes as f64 * (EXPERTS - f64::from(kept) * EXPERT) / profile.link_bytes_per_s;
+            assert!(near(reading.busy.to_device_s, copied_s, 0.03), "{at}: {copied_s} s of copies, {reading:?}");
+            let fitted_s = fitted_s(LONG, passes);
+            assert!(near(reading.busy.operations_s, fitted_s, 0.05), "{at}: {fitted_s} s of operations, {reading:?}");
+            // The table's own arithmetic, then what the engine makes of it. Copies of a layer begin when its routes are known, so
+            // today the mixer half passes beside an idle link; the table supposes that it does not.
+            assert!(near(LONG as f64 / copied_s.max(fitted_s), expected, 0.03), "{at}: the table is misread");
+            assert!(reading.tokens_per_s() < 1.10 * expected, "{at}, {expected} expected");
+            let mixer_s = LONG as f64 * (1.81e9 / 85e12 + 11.74e9 / 297e12);
+            if mixer_s < 0.08 * copied_s {
+                n_near += 1;
+                assert!(reading.tokens_per_s() > 0.90 * expected, "{at}, {expected} expected");
+            }
+        }
+    }
+    assert_eq!(n_near, 4, "rows in which the mixer half hardly counts");
+}
+
+#[test]
+fn skewed_routes_make_hits_and_a_seed_makes_the_same_run_again() {
+    let run = |dry: DryRun| {
+        let mut rig = DryRig::open(&QWEN_30B, ClockProfile::LAPTOP_8GB, &card(Bytes::mib(8192)), Some(dry));
+        let reading = rig.run(512, 200);
+        let experts = reading.outcome.experts;
+        (experts.hits as f64 / (experts.hits + experts.misses) as f64, rig.device.host_time_s())
+    };
+    let skewed = DryRun { seed: 5, skew: 1.0 };
+    let ((even_hits, even_s), (hits, seconds)) = (run(DryRun::uniform(5)), run(skewed));
+    // Slots hold a third of the experts.
+    assert!((0.25..0.45).contains(&even_hits), "{even_hits}");
+    assert!(hits > 1.3 * even_hits, "{hits} with skew, {even_hits} without");
+    assert!(seconds < even_s);
+    assert_eq!(run(skewed), (hits, seconds));
+    assert_ne!(run(DryRun { seed: 6, ..skewed }).1, seconds);
+}
+
+#[test]
+fn the_stand_in_of_a_35b_model_has_its_sizes_and_reads() {
+    let model = real_shape(QWEN_35B_STAND_IN);
+    let mut rig = DryRig::new(&model, ClockProfile::H200, &card(Bytes::mib(8192)));
+    let plan = rig.engine.plan().clone();
+    let mib = |bytes: Bytes| bytes.as_mib();
+    assert!(near(mib(plan.slot_bytes), 1.148, 0.01), "{}", plan.slot_bytes);
+    assert!(near(mib(model.weights.expert_bytes()), 12.33e9 / 1_048_576.0, 0.01));
+    assert!(near(mib(plan.head_bytes), 333.0, 0.01) && near(mib(plan.dense_bytes), 1437.0, 0.03), "{plan}");
+    assert_eq!(plan.kv_bytes, Bytes(20 << 10) * 32_768, "20 KiB a token");
+    let reading = rig.read(LONG);
+    check_bounds(&reading, "35B");
+    assert_eq!(rig.device.peak(), plan.decode.total_bytes);
+    // 4.8 + 2.4 GFLOP a token.
+    let passes = LONG.div_ceil(reading.outcome.choice.chunk as usize) as f64;
+    let token_s = 4.8e9 / 85e12 + 2.4e9 / 297e12;
+    assert!(near(reading.busy.operations_s, passes * PASS_S + LONG as f64 * token_s, 0.2), "{reading:?}");
+}
