@@ -454,8 +454,17 @@ fn a_dry_run_refuses_what_a_run_that_computes_refuses() {
     // Two rows at one position: what the host uploads is read and checked.
     let (rows, cache, positions) = (device.buffer(32), device.buffer(32), device.buffer(8));
     let [rows, cache, positions_at]: [Addr; 3] = [&rows, &cache, &positions].map(|memory| memory.range().start);
-    let store =
-        |n_rows| Op::KvStore { rows, cache, format: KvFormat::F32, positions: positions_at, first_row: positions_at, n_rows, n_head_kv: 1, head_dim: 4, n_ctx: 2 };
+    let store = |n_rows| Op::KvStore {
+        rows,
+        cache,
+        format: KvFormat::F32,
+        positions: positions_at,
+        first_row: positions_at,
+        n_rows,
+        n_head_kv: 1,
+        head_dim: 4,
+        n_ctx: 2,
+    };
     device.backend.launch(&device.stream, &store(2)).expect("queued");
     assert!(matches!(device.backend.synchronise(&device.stream), Err(BackendError::BadOperand { op: "kv_store", .. })));
     let pinned = device.backend.alloc_pinned(Bytes(8), "positions").expect("pinned");

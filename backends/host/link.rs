@@ -22,13 +22,16 @@ struct Span {
 pub struct Link {
     /// Ascending; no two touch.
     busy: VecDeque<Span>,
-    /// Nothing is booked before this.
+    /// Time up to here is taken to be busy: spans were dropped to keep the bound.
     floor_s: f64,
+    /// Nobody books from before this any more.
+    past_s: f64,
 }
 
 impl Link {
     /// Books `duration_s` of idle time from `from_s` on and returns when it is over.
     pub fn book(&mut self, from_s: f64, duration_s: f64) -> f64 {
+        debug_assert!(from_s >= self.past_s, "{from_s} is over, what was booked before {} is forgotten", self.past_s);
         if duration_s <= 0.0 {
             return from_s;
         }
@@ -76,7 +79,7 @@ impl Link {
         while self.busy.front().is_some_and(|span| span.end_s <= before_s) {
             self.busy.pop_front();
         }
-        self.floor_s = self.floor_s.max(before_s);
+        self.past_s = self.past_s.max(before_s);
     }
 
     /// Spans that are kept.
@@ -141,7 +144,16 @@ mod tests {
         link.forget(10.5);
         assert_eq!(spans(&link).first(), Some(&(10.0, 11.0)));
         assert_eq!(link.n_spans(), 5);
-        assert_eq!(link.book(0.0, 0.25), 11.25, "the past is over");
+        assert_eq!(link.book(10.5, 0.25), 11.25, "what is still busy is kept whole");
+    }
+
+    #[test]
+    #[cfg(debug_assertions)]
+    #[should_panic(expected = "is forgotten")]
+    fn a_booking_from_before_what_was_forgotten_is_a_fault_of_ours() {
+        let mut link = Link::default();
+        link.forget(10.5);
+        link.book(10.0, 0.25);
     }
 
     #[test]

@@ -8,6 +8,8 @@ use crate::units::Bytes;
 
 /// Weight of the newest measurement once there are some.
 const NEWEST: f64 = 0.25;
+/// Part of the shorter of two kinds of work that is not hidden behind the longer one.
+const IMPERFECT_OVERLAP: f64 = 0.05;
 /// Link of which nothing is known yet, bytes a second: a PCIe 4.0 x8 slot.
 const LINK_BYTES_PER_S: f64 = 12e9;
 
@@ -187,6 +189,12 @@ impl Costs {
         self.link_bytes_per_s.note(bytes.0 as f64 / seconds);
     }
 
+    /// Whether a block was measured yet.
+    #[must_use]
+    pub fn is_measured(&self) -> bool {
+        self.linear.rows2 > 0.0
+    }
+
     /// Takes note of a block's times.
     pub fn note_block(&mut self, sample: &BlockSample) {
         self.linear.note(1.0, f64::from(sample.chunk_rows), sample.linear_s);
@@ -243,7 +251,8 @@ impl Costs {
     /// Seconds of two kinds of work that may or may not run beside each other.
     #[must_use]
     pub fn beside(&self, link_s: f64, compute_s: f64) -> f64 {
-        if self.overlap { link_s.max(compute_s) } else { link_s + compute_s }
+        // Never perfectly beside each other; this also settles for fewer bytes where time is the same.
+        if self.overlap { link_s.max(compute_s) + IMPERFECT_OVERLAP * link_s.min(compute_s) } else { link_s + compute_s }
     }
 
     /// Of `ready_s` seconds of copies that have a place ahead of their use, those that run beside `compute_s` of other work.
@@ -315,7 +324,7 @@ mod tests {
             costs.note_link(Bytes(400), 1.0);
         }
         assert!(costs.link_bytes_per_s() > 390.0);
-        assert!(close(costs.beside(2.0, 3.0), 5.0) && close(Costs::new(true, Prior::default()).beside(2.0, 3.0), 3.0));
+        assert!(close(costs.beside(2.0, 3.0), 5.0) && close(Costs::new(true, Prior::default()).beside(2.0, 3.0), 3.1));
         assert!(close(costs.hidden(2.0, 3.0), 0.0) && close(Costs::new(true, Prior::default()).hidden(2.0, 3.0), 2.0));
     }
 }

@@ -222,6 +222,8 @@ impl Predictor<'_> {
         let lends = way == Way::Alias || matches!(self.plan.prompt_memory, PromptMemory::Loan { .. });
         let lent_slots = if lends { arena.saturating_sub(head).0.div_ceil(self.plan.slot_bytes.0) } else { 0 };
         let (read_s, longest_block_s) = self.blocks_s(size, lent_slots);
+        // What was never measured is too uncertain to cut a block for.
+        let longest_block_s = if self.costs.is_measured() { longest_block_s } else { 0.0 };
         let home_s = self.costs.link_s((lent_slots * self.plan.slot_bytes.0 + head.0) as f64);
         Some(Candidate { way, size, seconds: read_s + home_s, longest_block_s })
     }

@@ -36,6 +36,7 @@ struct MixerAddrs {
     first_row: Addr,
     normed: Addr,
     quantised: Addr,
+    attended_quantised: Addr,
     q: Addr,
     k: Addr,
     v: Addr,
@@ -56,6 +57,7 @@ impl MixerAddrs {
             first_row: nowhere,
             normed: at(parts.normed),
             quantised: at(parts.quantised),
+            attended_quantised: at(parts.attended_quantised),
             q: at(parts.q),
             k: at(parts.k),
             v: at(parts.v),
@@ -196,7 +198,7 @@ impl Forward<'_> {
             path,
         });
         let output = self.matrix(dense.attn_output);
-        Projector::new(&mut ops, at.attended, at.quantised, n_rows, path, self.exact).project(output, at.residual, true);
+        Projector::new(&mut ops, at.attended, at.attended_quantised, n_rows, path, self.exact).project(output, at.residual, true);
 
         ops.push(self.rms_norm(at.residual, dense.ffn_norm, at.normed, n_rows));
         // The router is F32 in every file and sees unrounded rows, so its choice does not hang on the activation setting.

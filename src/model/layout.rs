@@ -4,7 +4,7 @@
 
 use crate::backend::op::{self, ExpertAddrs};
 use crate::backend::{Addr, AddrRange};
-use crate::model::weights::DEVICE_ALIGN;
+use crate::model::weights::{DEVICE_ALIGN, FileTensor, LayerExperts};
 use crate::model::{ModelShape, ModelWeights};
 use crate::quant::ActivationFormat;
 use crate::units::Bytes;
@@ -97,12 +97,14 @@ impl Carver {
     }
 }
 
-/// Sizes that follow from the model and the activation setting alone.
+/// Activation rows in their largest form, in bytes: what follows from the model and the activation setting alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowBytes {
-    /// The largest activation row that a dense matrix of the model reads.
-    pub dense_input: u64,
-    /// The largest activation row that experts read.
+    /// Of a normed row that a dense matrix or the head reads; 0 where they all read floats.
+    pub normed: u64,
+    /// Of a row of attention's output; 0 where that is read as floats.
+    pub attended: u64,
+    /// Of a row that experts read.
     pub expert_input: u64,
 }
 
@@ -110,21 +112,41 @@ impl RowBytes {
     /// Finds the sizes; activations are floats where `exact`.
     #[must_use]
     pub fn of(weights: &ModelWeights, exact: bool) -> Self {
-        let row = |quant_type, cols: u32| ActivationFormat::for_weights(quant_type, exact).row_bytes(cols as usize) as u64;
-        let matrices = weights.dense.iter().map(|dense| &dense.tensor).filter(|tensor| tensor.rows > 1);
-        let dense_input = matrices.chain([&weights.head]).map(|tensor| row(tensor.quant_type, tensor.cols)).max().unwrap_or(0);
-        let expert_input = weights.experts.iter().map(|layer| row(layer.gate.quant_type, layer.gate.cols)).max().unwrap_or(0);
-        Self { dense_input, expert_input }
+        let row = |quant_type, cols: u32| match ActivationFormat::for_weights(quant_type, exact) {
+            // Read where they are.
+            ActivationFormat::F32 => 0,
+            format => format.row_bytes(cols as usize) as u64,
+        };
+        let dense = |index: usize| &weights.dense[index].tensor;
+        let largest = |tensors: &mut dyn Iterator<Item = &FileTensor>| tensors.map(|tensor| row(tensor.quant_type, tensor.cols)).max();
+        let inputs = weights.layers.iter().flat_map(|layer| [layer.attn_q, layer.attn_k, layer.attn_v]).map(dense);
+        let outputs = weights.layers.iter().map(|layer| dense(layer.attn_output));
+        let expert_row = |layer: &LayerExperts| layer.shape(exact).input_format.row_bytes(layer.gate.cols as usize) as u64;
+        Self {
+            normed: largest(&mut inputs.chain([&weights.head])).unwrap_or(0),
+            attended: largest(&mut outputs.into_iter()).unwrap_or(0),
+            expert_input: weights.experts.iter().map(expert_row).max().unwrap_or(0),
+        }
     }
 }
 
 /// Buffers of the mixer half of a layer, shared by both paths; shapes for `n` rows.
+///
+/// ```text
+/// | attention's output           | activation rows | queries                                 |
+/// | normed rows | keys | values  |                 | activation rows of attention's output   |
+/// |                              |                 | router logits                           |
+/// ```
+/// What shares memory is never alive together: keys and values are in the caches and the first normed rows used up before attention
+/// writes, queries are used up then, and its output is used up before rows are normed for the router.
 #[derive(Clone, Copy, Debug)]
 pub struct MixerParts {
     /// f32 `[n, n_embd]`: normed rows.
     pub normed: Part,
-    /// Activation rows of whatever matrix reads next.
+    /// Activation rows of the normed rows.
     pub quantised: Part,
+    /// Activation rows of attention's output.
+    pub attended_quantised: Part,
     /// f32 `[n, n_head * head_dim]`.
     pub q: Part,
     /// f32 `[n, n_head_kv * head_dim]`.
@@ -140,15 +162,25 @@ pub struct MixerParts {
 impl MixerParts {
     fn take(carver: &mut Carver, shape: &ModelShape, rows: &RowBytes, n: u64) -> Self {
         let floats = |width: u32| n * u64::from(width) * 4;
-        Self {
-            normed: carver.take("normed rows", floats(shape.n_embd)),
-            quantised: carver.take("activation rows", n * rows.dense_input),
-            q: carver.take("queries", floats(shape.q_width())),
-            k: carver.take("keys", floats(shape.kv_width())),
-            v: carver.take("values", floats(shape.kv_width())),
-            attended: carver.take("attention output", floats(shape.q_width())),
-            router_logits: carver.take("router logits", floats(shape.n_expert)),
-        }
+        let start = carver.end;
+        let normed = carver.take("normed rows", floats(shape.n_embd));
+        let k = carver.take("keys", floats(shape.kv_width()));
+        let v = carver.take("values", floats(shape.kv_width()));
+        let used_up = carver.end;
+        carver.rewind(start);
+        let attended = carver.take("attention output", floats(shape.q_width()));
+        carver.rewind(carver.end.max(used_up));
+        let quantised = carver.take("activation rows", n * rows.normed);
+        let start = carver.end;
+        let q = carver.take("queries", floats(shape.q_width()));
+        let queries_end = carver.end;
+        carver.rewind(start);
+        let attended_quantised = carver.take("activation rows of attention", n * rows.attended);
+        let attended_end = carver.end;
+        carver.rewind(start);
+        let router_logits = carver.take("router logits", floats(shape.n_expert));
+        carver.rewind(carver.end.max(queries_end).max(attended_end));
+        Self { normed, quantised, attended_quantised, q, k, v, attended, router_logits }
     }
 }
 
@@ -159,7 +191,7 @@ pub struct PromptSize {
     pub chunk: u32,
     /// Tokens that go through the layers in one pass; at least `chunk`.
     pub block: u32,
-    /// Experts in flight at most, lowered to a quarter of a layer's; 0 where experts are read in place.
+    /// Experts in flight at most, lowered to half of a layer's; 0 where experts are read in place.
     pub ring_slots: u32,
     /// Whether every row also meets the output head.
     pub all_logits: bool,
@@ -201,7 +233,7 @@ impl PromptRoom {
 ///                                                |  head scratch, where logits are asked    |
 /// ```
 /// A block costs about the residual and the experts' input for each token (10 KiB for a width of 2,048), a chunk the mixer's
-/// scratch (45 KiB), so a block can be many times as long as a chunk in the same memory.
+/// scratch (37 KiB), so a block can be many times as long as a chunk in the same memory.
 #[derive(Clone, Copy, Debug)]
 pub struct PromptLayout {
     /// What it was made for.
@@ -305,8 +337,7 @@ impl PromptSizes<'_> {
         carver.rewind(start);
         let expert_rows = carver.take("rows by expert", routes * 4);
         let expert_row_weights = carver.take("row weights", routes * 4);
-        let scratch =
-            |layer: &crate::model::weights::LayerExperts| op::expert_scratch_bytes(&layer.shape(self.exact), counts.tile_rows.into());
+        let scratch = |layer: &LayerExperts| op::expert_scratch_bytes(&layer.shape(self.exact), counts.tile_rows.into());
         let expert_scratch = carver.take("expert scratch", self.weights.experts.iter().map(scratch).max().unwrap_or(0));
         // The head reads normed and quantised rows of the mixer's scratch, so its own part lies behind those.
         carver.rewind(mixer.q.offset);
@@ -332,7 +363,7 @@ impl PromptLayout {
         let first_row = placer.take("first row", 4);
         let overlay_bytes = sizes.overlay(Carver::default()).bytes;
         let overlay = sizes.overlay(placer.segment_for(overlay_bytes).fork(overlay_bytes));
-        let ring_slots = size.ring_slots.min((shape.n_expert / 4).max(2));
+        let ring_slots = size.ring_slots.min((shape.n_expert / 2).max(2));
         let ring = placer.take("expert ring", weights.slot_bytes().0 * u64::from(ring_slots));
         let Placer { arena, spill, .. } = placer;
         if arena.end > room.arena || spill.end > room.spill {

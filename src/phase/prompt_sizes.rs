@@ -3,11 +3,13 @@
 //! A block that is one chunk is the founding document's order. A longer block keeps the chunk short, since a chunk's scratch costs
 //! several times what a token of the block costs, and the matrix products are efficient from a few hundred rows on.
 
-use crate::model::layout::PromptSize;
+use crate::model::layout::{CHUNK_RING_SLOTS, PromptSize};
 use crate::settings::{BlockSetting, ChunkSetting, EngineSettings};
 
 /// Largest chunk that is chosen unasked for a block of one chunk.
 const CHUNK_AUTO_MAX: u32 = 8192;
+/// Experts in flight where a block is one chunk, best first: they keep the link busy during the mixer half of the next layer.
+const CHUNK_RINGS: [u32; 4] = [64, 40, 32, CHUNK_RING_SLOTS];
 /// Chunks of longer blocks with the experts in flight that go with them, best first: long enough for the products and for the link,
 /// then ever smaller for ever tighter arenas.
 const BLOCK_FORMS: [(u32, u32); 6] = [(1024, 32), (512, 32), (512, 16), (256, 16), (128, 8), (64, 4)];
@@ -43,14 +45,15 @@ impl SizeLimits {
 
     /// Sizes for a block of `block` tokens, best first: the block as one chunk where that is allowed, then shorter chunks.
     pub fn sizes(self, block: u32) -> impl Iterator<Item = PromptSize> {
-        let one_chunk = (block <= self.chunk_max).then(|| PromptSize::chunk(block));
+        let rings = if block <= self.chunk_max { &CHUNK_RINGS[..] } else { &[][..] };
+        let one_chunk = rings.iter().map(move |&ring_slots| PromptSize { ring_slots, ..PromptSize::chunk(block) });
         let forms = if self.block_is_chunk { &[][..] } else { &BLOCK_FORMS[..] };
         let longer = forms.iter().map(move |&(chunk, ring_slots)| PromptSize {
             chunk: chunk.min(self.chunk_max),
             ring_slots,
             ..PromptSize::chunk(block)
         });
-        one_chunk.into_iter().chain(longer.filter(move |size| size.chunk < block))
+        one_chunk.chain(longer.filter(move |size| size.chunk < block))
     }
 
     /// The longest chunk that fits as a block of its own; 0 where none does.
@@ -123,8 +126,8 @@ mod tests {
     fn a_block_of_one_chunk_is_the_first_form() {
         let limits = limits(ChunkSetting::Tokens(512), BlockSetting::Tokens(512));
         let sizes: Vec<_> = limits.sizes(512).map(|size| (size.chunk, size.ring_slots)).collect();
-        assert_eq!(sizes, [(512, 16), (256, 16), (128, 8), (64, 4)]);
+        assert_eq!(sizes, [(512, 64), (512, 40), (512, 32), (512, 16), (256, 16), (128, 8), (64, 4)]);
         let document = self::limits(ChunkSetting::default(), BlockSetting::Chunk);
-        assert_eq!(document.sizes(512).collect::<Vec<_>>(), [PromptSize::chunk(512)]);
+        assert!(document.sizes(512).all(|size| size.chunk == 512 && size.block == 512));
     }
 }

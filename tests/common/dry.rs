@@ -10,7 +10,7 @@ use ebbtide::engine::{Engine, Event, Outcome};
 use ebbtide::model::Model;
 use ebbtide::model::layout::{PromptLayout, PromptSize};
 use ebbtide::phase::{DeviceBudget, Plan};
-use ebbtide::settings::{ChunkSetting, ContextSetting, EngineSettings};
+use ebbtide::settings::{BlockSetting, ChunkSetting, ContextSetting, EngineSettings, ExpertCache};
 use ebbtide::units::Bytes;
 
 use super::engine::{TempFile, greedy, tokens};
@@ -33,17 +33,25 @@ pub fn card_with_slots(model: &Model, slots: u32) -> EngineSettings {
     let roomy = EngineSettings { vram_reserve: Some(Bytes::ZERO), ..card(Bytes::mib(1 << 20)) };
     let device =
         DeviceBudget { total: roomy.vram, used_by_others: Bytes::ZERO, os_budget: None, graph_node_bytes: Bytes(512), borrow_spill: true };
-    let plan = Plan::new(&model.shape, &model.weights, device, &roomy).expect("a terabyte is plenty");
-    let resident = plan.dense_bytes + plan.kv_bytes + plan.window_bytes + plan.graph_bytes + plan.head_bytes;
-    EngineSettings { vram: resident + plan.slot_bytes * u64::from(slots), ..roomy }
+    let plan = |settings: &EngineSettings| Plan::new(&model.shape, &model.weights, device, settings).ok();
+    let sum = |plan: &Plan| plan.resident_bytes() + plan.slot_bytes * u64::from(slots);
+    let mut vram = sum(&plan(&roomy).expect("a terabyte is plenty"));
+    // The wide window follows the room for slots, so the sum is made anew until it holds.
+    for _ in 0..8 {
+        let asked = EngineSettings { vram, expert_cache: ExpertCache::Slots(slots), ..roomy.clone() };
+        let Some(plan) = plan(&asked) else { break };
+        vram = sum(&plan);
+    }
+    EngineSettings { vram, ..roomy }
 }
 
 /// The fewest slots with which the default keeps 128 while a prompt is read in chunks of `chunk`, with settings that ask for it:
 /// the document's rule.
-pub fn document_card(model: &Model, chunk: u32) -> EngineSettings {
-    let bytes = PromptLayout::bytes(&model.shape, &model.weights, false, PromptSize::chunk(chunk));
+pub fn document_card(model: &Model, chunk: u32, ring_slots: u32) -> EngineSettings {
+    let size = PromptSize { ring_slots, ..PromptSize::chunk(chunk) };
+    let bytes = PromptLayout::bytes(&model.shape, &model.weights, false, size);
     let lent = u32::try_from(bytes.0.div_ceil(model.weights.slot_bytes().0)).expect("a prompt takes fewer than 2^32 slots");
-    EngineSettings { chunk: ChunkSetting::Tokens(chunk), ..card_with_slots(model, 128 + lent) }
+    EngineSettings { chunk: ChunkSetting::Tokens(chunk), block: BlockSetting::Chunk, ..card_with_slots(model, 128 + lent) }
 }
 
 /// An engine in a dry run.
