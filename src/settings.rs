@@ -351,6 +351,8 @@ pub struct EngineSettings {
     pub activations: Activations,
     /// The same tokens come out at any chunk, slot count and loan.
     pub deterministic: bool,
+    /// A file for hashes of every window.
+    pub window_hashes: Option<PathBuf>,
     /// Threads of the host's kernels, at least one.
     pub threads: u32,
     /// Where the slab lies.
@@ -375,6 +377,7 @@ impl Default for EngineSettings {
             refill: Refill::default(),
             activations: Activations::default(),
             deterministic: false,
+            window_hashes: None,
             threads: 1,
             device: DeviceSetting::default(),
         }

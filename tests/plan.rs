@@ -57,6 +57,7 @@ fn check(model: &Model, settings: &EngineSettings, device: DeviceBudget, plan: &
     }
     assert_eq!(plan.decode.total_bytes, plan.prefill.total_bytes, "memory changes hands and nothing else\n{plan}");
     assert!((1..=n_routed).contains(&plan.slots));
+    assert!((1..=8).contains(&plan.window_rows));
     assert_eq!(owner(&plan.decode, "expert slots"), plan.slot_bytes * u64::from(plan.slots));
     assert_eq!(owner(&plan.decode, "output head"), plan.head_bytes);
     assert!((1..=plan.ctx_tokens).contains(&plan.chunk));
@@ -391,6 +392,32 @@ fn a_reading_of_free_memory_that_cannot_be_is_asked_for_again() {
                 assert!(planned <= Bytes(total.0 / 10 * 8), "{planned}: no more than the safe share");
                 assert!(notice.contains("80 %") && notice.contains("--vram-mib"), "{notice}");
             }
+        }
+    }
+}
+
+#[test]
+fn windows_have_rows_for_a_64th_of_what_is_left_and_never_cost_a_start() {
+    let cost = |plan: &Plan| plan.window_bytes + plan.graph_bytes;
+    for (model, mib) in [(&*LARGE, 2048), (&*LARGE, 8192), (&*TINY, 64), (&*MICRO, 32)] {
+        let roomy = plan(model, &vram(mib)).expect("fits");
+        // The same budget in kibibytes less and less: the first that is refused has windows of one row just before.
+        let settings = |kib: u64| EngineSettings { vram: Bytes(kib << 10), ctx: ContextSetting::Tokens(64), ..EngineSettings::default() };
+        let starts = |kib: u64| plan(model, &settings(kib)).ok();
+        let (mut refused, mut fits) = (0, mib << 10);
+        while fits - refused > 1 {
+            let middle = u64::midpoint(refused, fits);
+            if starts(middle).is_some() { fits = middle } else { refused = middle }
+        }
+        let tightest = starts(fits).expect("it fits");
+        assert_eq!(tightest.window_rows, 1, "{tightest}");
+        let (one, several) = (cost(&tightest), cost(&roomy));
+        assert!(roomy.window_rows > 1 && several > one, "{roomy}");
+        let left = roomy.budget_bytes - roomy.dense_bytes - roomy.kv_bytes - roomy.head_bytes - one;
+        assert!(several - one <= Bytes(left.0 / 64), "{roomy}");
+        if roomy.window_rows < 8 {
+            let of_row = Bytes((several - one).0 / u64::from(roomy.window_rows - 1));
+            assert!(several - one + of_row * 2 > Bytes(left.0 / 64), "one row more would have been too much\n{roomy}");
         }
     }
 }

@@ -380,8 +380,8 @@ pub struct GeneralArgs {
     /// Paces copies like a link of this latency.
     #[arg(long, value_name = "US", value_parser = real(LINK), hide = true)]
     pub sim_link_us: Option<f32>,
-    /// Where hashes of every window are written.
-    #[arg(long, value_name = "FILE", hide = true)]
+    /// Write a line with hashes of what each window computed, to compare two runs
+    #[arg(long, value_name = "FILE")]
     pub window_hashes: Option<PathBuf>,
 }
 

@@ -123,11 +123,13 @@ impl Checker<'_> {
                 (config.map(Command::Run), args.engine.output)
             }
             CommandArgs::Plan(args) => {
+                self.warn_of_no_windows(&args.engine, "plan");
                 let engine = self.engine(&args.engine);
                 (self.model(args.model).map(|model| Command::Plan(PlanConfig { model, engine })), args.engine.output)
             }
             CommandArgs::Logits(args) => {
                 self.refuse_alias(&args.engine, "logits");
+                self.warn_of_no_windows(&args.engine, "logits");
                 let engine = self.engine(&args.engine);
                 let model = self.model(args.model);
                 let tokens = self.tokens(&["tokens"], args.tokens);
@@ -138,6 +140,7 @@ impl Checker<'_> {
             }
             CommandArgs::Perplexity(args) => {
                 self.refuse_alias(&args.engine, "perplexity");
+                self.warn_of_no_windows(&args.engine, "perplexity");
                 let engine = self.engine(&args.engine);
                 let piece_tokens = narrowed(args.piece);
                 self.refuse_long_piece(piece_tokens, engine.ctx);
@@ -260,6 +263,7 @@ impl Checker<'_> {
             refill: prompt.refill,
             activations: general.activations,
             deterministic: general.deterministic,
+            window_hashes: general.window_hashes.clone(),
             threads: general.threads.map_or_else(processors, narrowed),
             device: general.device,
         }
@@ -281,6 +285,13 @@ impl Checker<'_> {
             self.refusals.push(format!(
                 "{reserve} with {vram}: the reserve leaves nothing of the limit. Lower --vram-reserve-mib or raise --vram-mib"
             ));
+        }
+    }
+
+    fn warn_of_no_windows(&mut self, args: &EngineArgs, command: &str) {
+        if args.general.window_hashes.is_some() {
+            let hashes = self.shown("window-hashes");
+            self.warnings.push(format!("{hashes} has no effect with {command}, which runs no windows: leave it out"));
         }
     }
 
@@ -362,7 +373,7 @@ mod tests {
     fn every_setting_reaches_the_engine() {
         let line = "ebbtide plan -m m.gguf --vram-mib 4000 --vram-reserve-mib 100 --pin-mib 0 --ctx 2048 --kv q8_0 --expert-cache 40 --prefix-cache-mib 100 \
             --prefill 512 --prefill-block 512 --prefill-head-alias --alias-min-tokens 0 --short-read 5 --refill strict \
-            --activations f32 --deterministic --threads 3 --device host --spec 0 --draft off";
+            --activations f32 --deterministic --window-hashes h --threads 3 --device host --spec 0 --draft off";
         let Command::Plan(plan) = command(line) else { panic!("a plan was asked for") };
         let expected = EngineSettings {
             vram: Bytes::mib(4000),
@@ -380,6 +391,7 @@ mod tests {
             refill: crate::settings::Refill::Strict,
             activations: Activations::F32,
             deterministic: true,
+            window_hashes: Some(PathBuf::from("h")),
             threads: 3,
             device: crate::settings::DeviceSetting::Host,
         };
@@ -506,5 +518,11 @@ mod tests {
         assert_eq!(config.warnings.len(), 2, "{:?}", config.warnings);
         let config = checked("ebbtide plan -m m --alias-min-tokens 0 --prefill-head-alias", &[]).expect("it works");
         assert!(config.warnings.is_empty());
+        for (line, warnings) in
+            [("plan -m m", 1), ("logits -m m --tokens 1 -o o", 1), ("perplexity -m m --text t", 1), ("run -m m -p x", 0)]
+        {
+            let config = checked(&format!("ebbtide {line} --window-hashes h"), &[]).expect("it works");
+            assert_eq!(config.warnings.len(), warnings, "{line}: {:?}", config.warnings);
+        }
     }
 }

@@ -31,7 +31,6 @@ pub const NOT_YET: &[NotYet] = &[
         reason: "the cache is sized with head and graphs counted. Use --cache-sizing exact",
     },
     NotYet { flag: "expert-profile", accepts: &[], reason: "the cache learns anew at each start. Leave the flag out" },
-    NotYet { flag: "window-hashes", accepts: &[], reason: "windows are not hashed. Leave the flag out" },
     NotYet { flag: "sim-link-gbps", accepts: &[], reason: NO_PACING },
     NotYet { flag: "sim-link-us", accepts: &[], reason: NO_PACING },
     NotYet { flag: "spec", accepts: &["auto", "0"], reason: NO_DRAFTS },

@@ -42,11 +42,19 @@ impl Embedding {
     /// # Errors
     /// Where the element type cannot be read.
     pub fn rows(&self, tokens: &[TokenId], out: &mut [u8]) -> Result<(), EngineError> {
-        let mut floats = vec![0f32; self.n_embd];
+        self.rows_through(&mut Vec::new(), tokens, out)
+    }
+
+    /// As [`Embedding::rows`], with scratch that a caller keeps to spare an allocation.
+    ///
+    /// # Errors
+    /// As [`Embedding::rows`].
+    pub fn rows_through(&self, floats: &mut Vec<f32>, tokens: &[TokenId], out: &mut [u8]) -> Result<(), EngineError> {
+        floats.resize(self.n_embd, 0.0);
         for (&token, out) in tokens.iter().zip(out.chunks_exact_mut(self.n_embd * 4)) {
             let start = self.offset + token as usize * self.row_bytes;
-            quant::dequantise(self.quant_type, &self.map.as_slice()[start..start + self.row_bytes], &mut floats)?;
-            for (bytes, value) in out.as_chunks_mut::<4>().0.iter_mut().zip(&floats) {
+            quant::dequantise(self.quant_type, &self.map.as_slice()[start..start + self.row_bytes], floats)?;
+            for (bytes, value) in out.as_chunks_mut::<4>().0.iter_mut().zip(&*floats) {
                 *bytes = value.to_le_bytes();
             }
         }

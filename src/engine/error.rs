@@ -61,6 +61,21 @@ pub enum EngineError {
         /// Position of the window.
         position: usize,
     },
+    /// A window that is none: without tokens, with too many, or past the context. Nothing was run.
+    #[error("a window of {rows} tokens at position {position}: at least 1 and at most {rows_max} fit, and {ctx_tokens} tokens of context")]
+    BadWindow {
+        /// Tokens of the window.
+        rows: usize,
+        /// Tokens of the largest window.
+        rows_max: u32,
+        /// Position of the first.
+        position: usize,
+        /// Tokens of the context.
+        ctx_tokens: u32,
+    },
+    /// The file of `--window-hashes` took no more.
+    #[error("window hashes cannot be written: {0}")]
+    WindowHashes(#[source] std::io::Error),
     /// The prompt buffers do not fit where they must.
     #[error(
         "reading with all logits needs {needed} for one token, {left} can be lent while the head is kept: raise --vram-mib or lower --expert-cache"

@@ -9,6 +9,7 @@ pub mod costs;
 pub mod decode;
 pub mod embedding;
 mod error;
+mod hashes;
 pub mod prefill;
 pub mod prefix_cache;
 pub mod sampler;
@@ -16,6 +17,7 @@ pub mod sequence;
 mod start;
 pub mod timelines;
 pub mod way;
+mod window;
 
 use std::ops::ControlFlow;
 use std::rc::Rc;
@@ -118,6 +120,8 @@ pub struct Outcome {
     pub phases: PhaseCounters,
     /// What the experts did in this request.
     pub experts: ExpertCounters,
+    /// Graphs that were captured again in this request, because the head had moved.
+    pub recaptures: u64,
 }
 
 impl Outcome {
@@ -258,6 +262,7 @@ impl<B: Backend> Engine<B> {
         self.check_prompt(&request.prompt)?;
         let phases_before = self.scheduler.counters()?;
         let experts_before = self.experts.counters();
+        let recaptures_before = self.windows.recaptures();
         self.lowest_free = None;
         self.spilled = Bytes::ZERO;
         let started = Instant::now();
@@ -279,6 +284,7 @@ impl<B: Backend> Engine<B> {
             spill_bytes: Bytes::ZERO,
             phases: phases_before,
             experts: experts_before,
+            recaptures: 0,
         };
         if read.is_continue() {
             self.write(last, request, started, &mut outcome, on_event)?;
@@ -291,6 +297,8 @@ impl<B: Backend> Engine<B> {
             self.costs.note_link(self.model.weights.head.bytes, outcome.phases.head_reload_ms / 1e3);
         }
         outcome.experts = experts_since(experts_before, self.experts.counters());
+        outcome.recaptures = self.windows.recaptures() - recaptures_before;
+        self.windows.flush_hashes()?;
         Ok(outcome)
     }
 
@@ -365,16 +373,6 @@ impl<B: Backend> Engine<B> {
         }
     }
 
-    fn read_through_windows(&mut self, tokens: &[TokenId], on_event: &mut OnEvent<'_>) -> Result<ControlFlow<()>, EngineError> {
-        for (done, &token) in tokens.iter().enumerate() {
-            self.window(token, None)?;
-            if on_event(Event::Reading { done: done as u64 + 1, total: tokens.len() as u64 }).is_break() {
-                return Ok(ControlFlow::Break(()));
-            }
-        }
-        Ok(ControlFlow::Continue(()))
-    }
-
     /// Takes the memory for the prompt path, reads, and brings everything home, also where reading failed or was stopped.
     fn read_in_blocks(
         &mut self,
@@ -446,25 +444,6 @@ impl<B: Backend> Engine<B> {
         Ok(ControlFlow::Continue(()))
     }
 
-    /// One window of the next token; fills `logits` where given.
-    fn window(&mut self, token: TokenId, logits: Option<&mut Vec<f32>>) -> Result<(), EngineError> {
-        let (position, first_row) = (self.timelines.active().len(), self.timelines.active().first_row());
-        let wants_logits = logits.is_some();
-        let [began, ended] = &self.window_times;
-        self.backend.record(&self.compute, began)?;
-        let routes =
-            self.windows.run(token, position, first_row, &self.embedding, &self.scheduler, &mut self.experts, &self.compute, logits)?;
-        self.backend.record(&self.compute, ended)?;
-        self.backend.synchronise_event(ended)?;
-        self.costs.note_window(1, self.backend.elapsed_s(began, ended)?);
-        self.timelines.active_mut().extend(&[token]);
-        self.experts.note_window(&routes.experts, &self.compute, self.scheduler.slot_range())?;
-        if wants_logits {
-            self.note_free_memory();
-        }
-        Ok(())
-    }
-
     fn write(
         &mut self,
         first: TokenId,
@@ -482,7 +461,8 @@ impl<B: Backend> Engine<B> {
         let mut first_token_at = None;
         while outcome.tokens.len() < tokens_max {
             self.make_room_for_row()?;
-            self.window(next, Some(&mut logits))?;
+            self.window(&[next], Some(&mut logits))?;
+            self.accept(1);
             let position = self.timelines.active().len();
             let chosen = sampler.choose(&logits, self.timelines.active().tokens(), position);
             next = chosen.ok_or(EngineError::NotFinite { position: position - 1 })?;

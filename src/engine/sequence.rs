@@ -20,6 +20,8 @@ pub struct Sequence {
     tokens: Vec<TokenId>,
     prompt_rows: usize,
     first_row: u32,
+    /// Tokens of the last window, whose rows lie behind those of `tokens` until something else is written there.
+    offered: Vec<TokenId>,
 }
 
 impl Sequence {
@@ -33,7 +35,7 @@ impl Sequence {
     #[must_use]
     pub fn resumed(tokens: Vec<TokenId>, prompt_rows: usize, first_row: u32) -> Self {
         let prompt_rows = prompt_rows.min(tokens.len());
-        Self { tokens, prompt_rows, first_row }
+        Self { tokens, prompt_rows, first_row, offered: Vec::new() }
     }
 
     /// Number of tokens, which is the position of the next one.
@@ -68,6 +70,7 @@ impl Sequence {
 
     /// Adds tokens that the prompt path read.
     pub fn extend_read(&mut self, tokens: &[TokenId]) {
+        self.offered.clear();
         if self.prompt_rows == self.tokens.len() {
             self.prompt_rows += tokens.len();
         }
@@ -76,11 +79,29 @@ impl Sequence {
 
     /// Adds tokens that went through windows.
     pub fn extend(&mut self, tokens: &[TokenId]) {
+        self.offered.clear();
         self.tokens.extend_from_slice(tokens);
+    }
+
+    /// Takes note of a window of `tokens` behind the last one. None of them belongs to the sequence before it is accepted.
+    pub fn offer(&mut self, tokens: &[TokenId]) {
+        self.offered.clear();
+        self.offered.extend_from_slice(tokens);
+    }
+
+    /// Adds the first `n` tokens of the last window; the others are forgotten and their rows are overwritten by what comes next.
+    ///
+    /// # Panics
+    /// Where the last window had fewer tokens, or has been accepted already.
+    pub fn accept(&mut self, n: usize) {
+        assert!(n <= self.offered.len(), "{n} tokens accepted, {} were in the window", self.offered.len());
+        self.tokens.extend_from_slice(&self.offered[..n]);
+        self.offered.clear();
     }
 
     /// Cuts back to the first `len` tokens. Rows behind are overwritten when they are needed.
     pub fn truncate(&mut self, len: usize) {
+        self.offered.clear();
         self.tokens.truncate(len);
         self.prompt_rows = self.prompt_rows.min(len);
     }

@@ -15,7 +15,7 @@ use crate::experts::{ExpertStore, Experts};
 use crate::model::forward::{Forward, ResidentAddrs};
 use crate::model::layout::WindowLayout;
 use crate::model::{Model, ModelWeights};
-use crate::phase::plan::{DeviceBudget, PromptMemory, WINDOW_ROWS};
+use crate::phase::plan::{DeviceBudget, PromptMemory};
 use crate::phase::{Plan, Scheduler};
 use crate::settings::EngineSettings;
 use crate::units::Bytes;
@@ -105,7 +105,7 @@ impl<B: Backend> Engine<B> {
         let kv = backend.malloc(plan.kv_bytes, "KV cache")?;
         let resident =
             ResidentAddrs { dense: dense.range().start, kv: kv.range().start, n_ctx: plan.ctx_tokens, kv_format: plan.kv_format };
-        let layout = WindowLayout::new(&model.shape, weights, plan.exact, WINDOW_ROWS);
+        let layout = WindowLayout::new(&model.shape, weights, plan.exact, plan.window_rows);
         let window_buffer = backend.malloc(layout.bytes, "decode buffers")?;
         let owned_prompt = match plan.prompt_memory {
             PromptMemory::Owned { bytes } => Some(backend.malloc(bytes, "prompt buffers")?),

@@ -12,7 +12,7 @@ use crate::engine::costs::Costs;
 use crate::engine::prefill::keys_seen;
 use crate::model::layout::PromptSize;
 use crate::phase::levelled::levelled_len;
-use crate::phase::plan::{Plan, PromptMemory, WINDOW_ROWS};
+use crate::phase::plan::{Plan, PromptMemory};
 use crate::phase::prompt_sizes::SizeLimits;
 use crate::settings::{AliasThreshold, BlockSetting, EngineSettings, ShortRead};
 use crate::units::Bytes;
@@ -237,7 +237,7 @@ impl Predictor<'_> {
 
     fn windows(&self) -> Candidate {
         let tokens = self.reading.tokens;
-        let most = WINDOW_ROWS as usize;
+        let most = self.plan.window_rows as usize;
         let missed = |rows: usize| self.touched(rows as f64) * self.absent_layer_bytes(0) * f64::from(self.model.n_layer);
         let n_layer = f64::from(self.model.n_layer);
         let window_s = |rows: usize| match self.costs.window_s(rows, |from, to| missed(to) - missed(from)) {

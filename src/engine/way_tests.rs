@@ -34,6 +34,7 @@ fn plan(kept: u64, lent: u64) -> Plan {
         graph_bytes: Bytes::ZERO,
         wide_rows: 0,
         wide_bytes: Bytes::ZERO,
+        window_rows: 8,
         head_bytes: Bytes::mib(8),
         slots: 100,
         slot_bytes: Bytes::mib(1),

@@ -173,13 +173,19 @@ impl<B: Backend> Experts<B> {
     }
 
     /// Takes note of the experts that a window used and, now and then, exchanges a few cold residents for hot absentees.
-    /// `routes` holds the experts of one layer after another.
+    /// `routes` `[n_layer, rows, n_expert_used]` are the experts of all rows. An expert that several rows of a window use is one
+    /// use: its weights are read once.
     ///
     /// # Errors
     /// The backend's.
-    pub fn note_window(&mut self, routes: &[Vec<u32>], stream: &B::Stream, slot_range: impl Fn(SlotId) -> AddrRange) -> Result<()> {
-        for (layer, experts) in (0u32..).zip(routes) {
-            for &expert in experts {
+    pub fn note_window(&mut self, routes: &[u32], stream: &B::Stream, slot_range: impl Fn(SlotId) -> AddrRange) -> Result<()> {
+        let of_layer = (routes.len() / self.slot_layouts.len().max(1)).max(1);
+        for (layer, experts) in (0u32..).zip(routes.chunks(of_layer)) {
+            for (at, &expert) in experts.iter().enumerate() {
+                // At most eight rows of a few experts: looking back costs less than any set would.
+                if experts[..at].contains(&expert) {
+                    continue;
+                }
                 let expert = ExpertId { layer, expert };
                 if self.resident(expert, &slot_range).is_some() {
                     self.counters.hits += 1;

@@ -259,7 +259,7 @@ impl Forward<'_> {
     pub fn window_trunk(&self, base: Addr, layout: &WindowLayout, n_rows: u32) -> Vec<Op> {
         let mut ops = Vec::new();
         for layer in 0..self.shape.n_layer {
-            let at = self.window_addrs(base, layout, layer);
+            let at = self.window_addrs(base, layout, layer, n_rows);
             ops.extend(self.mixer(layer, &at, n_rows, Path::Window));
             ops.push(Op::ExpertsWindow {
                 input: at.expert_input,
@@ -280,15 +280,15 @@ impl Forward<'_> {
     /// The norm and product after the last layer of a window: the head graph.
     #[must_use]
     pub fn window_head(&self, base: Addr, layout: &WindowLayout, n_rows: u32, head: Addr) -> Vec<Op> {
-        let at = self.window_addrs(base, layout, 0);
+        let at = self.window_addrs(base, layout, 0, n_rows);
         self.head(&at, n_rows, head, base.offset(layout.logits.offset), Path::Window)
     }
 
-    fn window_addrs(&self, base: Addr, layout: &WindowLayout, layer: u32) -> MixerAddrs {
+    fn window_addrs(&self, base: Addr, layout: &WindowLayout, layer: u32, n_rows: u32) -> MixerAddrs {
         MixerAddrs {
             residual: base.offset(layout.residual.offset),
             expert_input: base.offset(layout.expert_input.offset),
-            ids: base.offset(layout.layer_ids(self.shape, layer).offset),
+            ids: base.offset(layout.layer_ids(self.shape, layer, n_rows).offset),
             weights: base.offset(layout.weights.offset),
             positions: base.offset(layout.positions.offset),
             first_row: base.offset(layout.first_row.offset),

@@ -400,7 +400,8 @@ impl PromptLayout {
     }
 }
 
-/// Buffers of the decode path, owned for the life of the engine.
+/// Buffers of the decode path, owned for the life of the engine. A window of fewer rows than the largest uses the beginning of each
+/// part, as if the part had been made for its rows.
 #[derive(Clone, Copy, Debug)]
 pub struct WindowLayout {
     /// Rows of the largest window.
@@ -409,7 +410,8 @@ pub struct WindowLayout {
     pub residual: Part,
     /// Activation rows `[n_rows]` that experts read.
     pub expert_input: Part,
-    /// i32 `[n_layer, n_rows, n_expert_used]`: kept for all layers, so that the host can count hits afterwards.
+    /// i32 `[n_layer, rows, n_expert_used]`, dense for the rows of the window at hand: kept for all layers, so that the host can
+    /// count hits afterwards.
     pub ids: Part,
     /// f32 `[n_rows, n_expert_used]`.
     pub weights: Part,
@@ -454,10 +456,11 @@ impl WindowLayout {
         }
     }
 
-    /// The ids of one layer within [`WindowLayout::ids`].
+    /// The ids of one layer of a window of `n_rows` rows within [`WindowLayout::ids`].
     #[must_use]
-    pub fn layer_ids(&self, shape: &ModelShape, layer: u32) -> Part {
-        let bytes = u64::from(self.n_rows) * u64::from(shape.n_expert_used) * 4;
+    pub fn layer_ids(&self, shape: &ModelShape, layer: u32, n_rows: u32) -> Part {
+        debug_assert!(n_rows <= self.n_rows, "a window of {n_rows} rows, room for {}", self.n_rows);
+        let bytes = u64::from(n_rows) * u64::from(shape.n_expert_used) * 4;
         Part { name: "expert ids", segment: Segment::Arena, offset: self.ids.offset + Bytes(bytes * u64::from(layer)), bytes: Bytes(bytes) }
     }
 

@@ -14,8 +14,8 @@ use serde::Serialize;
 
 pub use super::plan_error::{PlanError, WayOut};
 
-use crate::backend::Addr;
 use crate::backend::op::KvFormat;
+use crate::backend::{Addr, WINDOW_ROWS_MAX};
 use crate::model::forward::{Forward, ResidentAddrs};
 use crate::model::layout::{PromptLayout, PromptRoom, PromptSize, WindowLayout};
 use crate::model::weights::DEVICE_ALIGN;
@@ -24,8 +24,10 @@ use crate::phase::prompt_sizes::{SizeLimits, largest_fitting};
 use crate::settings::{Activations, ContextSetting, EngineSettings, ExpertCache, KvType, MEMORY_MIB_MAX};
 use crate::units::{Bytes, MIB};
 
-/// Rows of the largest window. Windows of several rows come with drafts.
-pub const WINDOW_ROWS: u32 = 1;
+/// Rows of the largest window where the budget allows it.
+pub const WINDOW_ROWS: u32 = WINDOW_ROWS_MAX;
+/// Windows have as many rows as cost, beyond one row, at most this fraction of what is left for slots and prompt buffers.
+const WINDOW_SHARE: u64 = 64;
 /// A loan that affords fewer tokens than this is not worth lending for: the prompt buffers are then owned.
 const LOAN_CHUNK_MIN: u32 = 32;
 /// Chunk that a context must leave room for to be chosen unasked, or a sixteenth of the model's own context.
@@ -132,6 +134,8 @@ pub struct Plan {
     pub wide_rows: u32,
     /// Buffers of the wide window.
     pub wide_bytes: Bytes,
+    /// Rows of the largest window; one of each size up to it is captured.
+    pub window_rows: u32,
     /// The output head, rounded up to the device's alignment.
     pub head_bytes: Bytes,
     /// VRAM slots.
@@ -346,9 +350,21 @@ impl Planner<'_> {
         }
     }
 
+    /// Plans with the largest windows that are worth their memory. Where only smaller ones fit beside what was asked for, those are
+    /// taken: windows of several rows never turn a plan into none.
     fn attempt(&self, ctx_tokens: u32) -> Result<Plan, Shortage> {
+        let mut window_rows = self.window_rows(ctx_tokens);
+        loop {
+            match self.attempt_with(ctx_tokens, window_rows) {
+                Err(_) if window_rows > 1 => window_rows /= 2,
+                result => return result,
+            }
+        }
+    }
+
+    fn attempt_with(&self, ctx_tokens: u32, window_rows: u32) -> Result<Plan, Shortage> {
         let budget = self.limit.checked_sub(self.reserve()).filter(|budget| *budget > Bytes::ZERO).ok_or(Shortage::Reserve)?;
-        let resident = self.resident(ctx_tokens);
+        let resident = self.resident(ctx_tokens, window_rows);
         let slot_bytes = self.weights.slot_bytes();
         let fixed = resident.total_without_head + resident.head;
         let room = budget.checked_sub(fixed).filter(|room| *room >= slot_bytes).ok_or(Shortage::Resident { needed: fixed + slot_bytes })?;
@@ -408,6 +424,7 @@ impl Planner<'_> {
             graph_bytes: resident.graphs,
             wide_rows,
             wide_bytes,
+            window_rows,
             head_bytes: resident.head,
             slots,
             slot_bytes,
@@ -461,17 +478,33 @@ impl Planner<'_> {
         vec![("output head", head), ("kept slots", slots_total - lent), ("prompt buffers", needed), ("lent, not needed", lent - needed)]
     }
 
-    fn resident(&self, ctx_tokens: u32) -> Resident {
-        let window = WindowLayout::new(self.shape, self.weights, self.exact, WINDOW_ROWS);
-        let kv = ModelWeights::kv_bytes(self.shape, self.kv_format, ctx_tokens);
-        let nowhere = ResidentAddrs { dense: Addr(0), kv: Addr(0), n_ctx: ctx_tokens, kv_format: self.kv_format };
+    /// Rows of the largest window that costs, beyond a window of one row, at most its share of what that one leaves.
+    fn window_rows(&self, ctx_tokens: u32) -> u32 {
+        let fixed = |n_rows| {
+            let resident = self.resident(ctx_tokens, n_rows);
+            resident.total_without_head + resident.head
+        };
+        let one = fixed(1);
+        let share = Bytes(self.limit.saturating_sub(self.reserve()).saturating_sub(one).0 / WINDOW_SHARE);
+        largest_fitting(WINDOW_ROWS, |n_rows| fixed(n_rows) <= one + share)
+    }
+
+    /// Buffers of windows of up to `n_rows` rows, and the graphs of all of them.
+    fn window_bytes(&self, n_rows: u32) -> (Bytes, Bytes) {
+        let window = WindowLayout::new(self.shape, self.weights, self.exact, n_rows);
+        let nowhere = ResidentAddrs { dense: Addr(0), kv: Addr(0), n_ctx: 1, kv_format: self.kv_format };
         let forward = Forward { shape: self.shape, weights: self.weights, resident: nowhere, exact: self.exact };
-        let nodes =
-            forward.window_trunk(Addr(0), &window, WINDOW_ROWS).len() + forward.window_head(Addr(0), &window, WINDOW_ROWS, Addr(0)).len();
-        let graphs = self.device.graph_node_bytes * nodes as u64;
+        // A window has the same operations whatever its rows.
+        let nodes = forward.window_trunk(Addr(0), &window, 1).len() + forward.window_head(Addr(0), &window, 1, Addr(0)).len();
+        (window.bytes, self.device.graph_node_bytes * nodes as u64 * u64::from(n_rows))
+    }
+
+    fn resident(&self, ctx_tokens: u32, window_rows: u32) -> Resident {
+        let (window, graphs) = self.window_bytes(window_rows);
+        let kv = ModelWeights::kv_bytes(self.shape, self.kv_format, ctx_tokens);
         let head = self.weights.head.bytes.align_up(DEVICE_ALIGN);
-        let total_without_head = self.weights.dense_bytes + kv + window.bytes + graphs;
-        Resident { kv, window: window.bytes, graphs, head, total_without_head }
+        let total_without_head = self.weights.dense_bytes + kv + window + graphs;
+        Resident { kv, window, graphs, head, total_without_head }
     }
 
     /// Rows and bytes of the wide window that `room` for slots affords.

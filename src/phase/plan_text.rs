@@ -21,6 +21,8 @@ impl fmt::Display for Plan {
         writeln!(f, "  slots   {} of {}, decided by {}", self.slots, self.slot_bytes, self.slots_decided_by)?;
         let sizes = |block: u32, chunk: u32| format!("blocks of {block} (as one chunk: {chunk})");
         let kept_sizes = sizes(self.kept_head_block, self.kept_head_chunk);
+        let (rows, end) = (self.window_rows, if self.window_rows > 1 { "s" } else { "" });
+        writeln!(f, "  windows up to {rows} token{end}, in {} of decode buffers and {} of graphs", self.window_bytes, self.graph_bytes)?;
         let kept = match self.prompt_memory {
             PromptMemory::Loan { slots_max } => format!("{kept_sizes} in at most {slots_max} lent slots"),
             PromptMemory::Owned { bytes } => format!("{kept_sizes} in {bytes} of their own"),

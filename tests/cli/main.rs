@@ -9,6 +9,7 @@ mod gguf_bytes;
 
 mod alias;
 mod commands;
+mod hashes;
 mod hostile;
 mod odd_calls;
 mod plan;

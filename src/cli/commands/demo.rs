@@ -85,7 +85,8 @@ pub fn demo<B: Backend>(demo: &DemoConfig, config: &Config, open: Opener<B>) -> 
     let lent = Run { name: "head lent", plan: engine.plan().clone(), outcome };
     drop(engine);
 
-    let kept_settings = EngineSettings { head_alias: false, ..settings };
+    // One file holds the windows of one run, that with the head lent.
+    let kept_settings = EngineSettings { head_alias: false, window_hashes: None, ..settings };
     let mut engine: Engine<B> = session::start(&model, &kept_settings, config, open)?;
     if !config.json {
         write_stdout(&format!("\n\nThe same with the head kept, as a start without --prefill-head-alias has it:\n{}\n", engine.plan()))?;

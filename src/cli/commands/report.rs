@@ -37,7 +37,7 @@ pub struct RunReport<'a> {
 }
 
 impl<'a> RunReport<'a> {
-    /// The figures of `outcome`. This version drafts nothing and never captures again, so those counts are 0.
+    /// The figures of `outcome`. This version drafts nothing, so those counts are 0.
     pub fn new(outcome: &'a Outcome, text: &'a str, plan: &Plan) -> Self {
         Self {
             prompt_tokens: outcome.prompt_tokens,
@@ -63,7 +63,7 @@ impl<'a> RunReport<'a> {
             misses: outcome.experts.misses,
             drafts_offered: 0,
             drafts_accepted: 0,
-            recaptures: 0,
+            recaptures: outcome.recaptures,
         }
     }
 }

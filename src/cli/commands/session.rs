@@ -1,5 +1,6 @@
 //! What commands that run a model share: opening it, starting an engine, sampling defaults, errors with codes.
 
+use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
@@ -49,6 +50,7 @@ impl Classified for EngineError {
             Self::Plan(_) | Self::Phase(_) | Self::Backend(_) | Self::Store(_) | Self::NoLogitsRoom { .. } => ExitStatus::Device,
             Self::PromptTooLong { .. } | Self::EmptyPrompt | Self::BadToken { .. } => ExitStatus::Usage,
             Self::Model(_) | Self::Quant(_) | Self::NotFinite { .. } => ExitStatus::Input,
+            Self::BadWindow { .. } | Self::WindowHashes(_) => ExitStatus::Failed,
         }
     }
 }
@@ -79,6 +81,8 @@ pub fn start<B: Backend>(
             model.shape.n_ctx_train
         ));
     }
+    // Before the start, which may take minutes.
+    let hashes = settings.window_hashes.as_deref().map(create_hashes).transpose()?;
     let backend = open(settings).map_err(EngineError::from)?;
     let mut progress = None;
     let mut engine = Engine::start(backend, Arc::clone(model), settings, &mut |done, total| {
@@ -88,11 +92,19 @@ pub fn start<B: Backend>(
     if let Some(progress) = progress {
         progress.finish();
     }
+    if let Some(hashes) = hashes {
+        engine.hash_windows(Box::new(hashes))?;
+    }
     if config.verbose {
         say::line(engine.plan());
     }
     print_notices(&mut engine);
     Ok(engine)
+}
+
+fn create_hashes(path: &Path) -> Result<File, CommandError> {
+    let refused = |error| anyhow::anyhow!("--window-hashes: cannot write {}: {error}. Name a file that can be written", path.display());
+    File::create(path).map_err(|error| CommandError::new(ExitStatus::Usage, refused(error)))
 }
 
 /// Prints what the engine has to say.
