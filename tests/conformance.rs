@@ -1,27 +1,44 @@
 //! Goal: every backend keeps the contract of the trait `Backend`. Method: one suite of claims, generic over the backend, which
-//! `conformance_suite!` turns into tests of one device; a new backend adds one line. What only the simulated device promises (stale
-//! addresses refused, worthless memory overwritten, injected faults) is tested at the end.
+//! `conformance_suite!` turns into tests of one device; a new backend adds one line. `cuda` runs on the look-alike driver of
+//! `tests/fake-gpu/`, or on a real card with EBBTIDE_REAL_GPU=1. What only the simulated device promises is tested in `host_only`.
 
+#[path = "conformance/capture.rs"]
+mod capture;
 #[path = "common/device.rs"]
 #[allow(dead_code, reason = "every test program uses another part")]
 mod device;
+#[cfg(feature = "cuda")]
+#[path = "common/fake_gpu.rs"]
+#[allow(dead_code, reason = "every test program uses another part")]
+mod fake_gpu;
+#[path = "conformance/host_only.rs"]
+mod host_only;
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use capture::*;
 use device::{Rig, bytes_of, part, start};
 use ebbtide::backend::op::{KvFormat, Op};
 use ebbtide::backend::{Addr, Backend, BackendError, Copy, DeviceMemory, Direction, HostRegion, PinnedMemory, Pool};
+#[cfg(feature = "cuda")]
+use ebbtide::backends::cuda::{CudaBackend, DeviceChoice};
 use ebbtide::backends::host::{HostBackend, HostConfig};
+use ebbtide::gguf::{FileMap, GgufFile};
 use ebbtide::units::Bytes;
 
-/// Makes each claim a test of the device that `$open` opens.
+/// Makes each claim a test of one device: `$run` opens it and hands it to the claim. Claims in the second list need kernels; where a
+/// device has none yet, `$kernels` says that they are not run.
 macro_rules! conformance_suite {
-    ($name:ident, $open:path) => {
-        conformance_suite!($name, $open, [
+    ($name:ident, $run:path $(, #[$kernels:meta])?) => {
+        conformance_suite!(@tests $name, $run, [
             a_capture_begun_twice_is_refused_and_the_first_goes_on,
             ending_a_capture_that_was_not_begun_is_refused_and_changes_nothing,
-            memory_cannot_be_allocated_while_a_capture_records,
+            memory_cannot_be_taken_while_a_capture_records,
+            memory_dropped_while_a_capture_records_is_given_back_after_it,
+            a_stream_that_is_captured_is_neither_waited_for_nor_given_a_graph,
             an_event_cannot_be_recorded_or_waited_for_in_a_capture,
+            an_event_before_a_capture_is_asked_and_waited_for_while_it_records,
             recorded_work_runs_when_replayed_and_not_before,
             another_stream_works_on_while_one_is_captured,
             each_replay_reads_the_contents_of_its_own_time,
@@ -34,21 +51,46 @@ macro_rules! conformance_suite {
             waiting_for_an_event_that_was_never_recorded_returns_at_once,
             an_event_recorded_again_still_holds_its_earlier_waiter,
             waiting_for_an_event_does_the_work_before_it,
+            an_event_that_is_polled_happens,
             seconds_between_events_are_refused_until_both_have_happened,
             free_memory_follows_allocations,
             an_allocation_larger_than_the_device_is_refused_with_its_numbers,
             live_ranges_are_aligned_apart_and_stay_where_they_are,
+            dropped_memory_is_refused_afterwards,
+            memory_is_given_back_after_the_queued_work_that_uses_it,
             pinned_memory_starts_zeroed_and_keeps_what_is_written,
-            registered_memory_is_read_in_place,
+            pageable_memory_is_read_in_place_or_refused,
+            a_registered_file_is_read_and_never_written,
+            memory_that_is_no_file_map_is_read_all_the_same,
             a_shape_that_no_kernel_takes_is_refused_and_nothing_is_queued,
-        ]);
+        ], [
+            a_replayed_operation_reads_the_positions_of_its_own_time,
+            an_operation_reads_registered_memory,
+        ] $(, #[$kernels])?);
     };
-    ($name:ident, $open:path, [$($claim:ident),+ $(,)?]) => {
+    (@tests $name:ident, $run:path, [$($claim:ident),+ $(,)?], $kernel_claims:tt $(, #[$kernels:meta])?) => {
         mod $name {
             $(#[test]
             fn $claim() {
-                super::$claim(&super::Rig::new($open()));
+                $run(concat!(stringify!($name), "::", stringify!($claim)), super::$claim);
             })+
+            conformance_suite!(@needing_kernels $name, $run, $kernel_claims $(, #[$kernels])?);
+        }
+    };
+    (@needing_kernels $name:ident, $run:path, [$($claim:ident),+ $(,)?]) => {
+        $(#[test]
+        fn $claim() {
+            $run(concat!(stringify!($name), "::", stringify!($claim)), super::$claim);
+        })+
+    };
+    (@needing_kernels $name:ident, $run:path, [$($claim:ident),+ $(,)?], #[$kernels:meta]) => {
+        $(conformance_suite!(@needing_kernels $name, $run, [$claim], one #[$kernels]);)+
+    };
+    (@needing_kernels $name:ident, $run:path, [$claim:ident], one #[$kernels:meta]) => {
+        #[test]
+        #[$kernels]
+        fn $claim() {
+            $run(concat!(stringify!($name), "::", stringify!($claim)), super::$claim);
         }
     };
 }
@@ -57,7 +99,25 @@ fn open_host() -> HostBackend {
     HostBackend::open(&HostConfig::new(Bytes::mib(64), 2)).expect("the simulated device opens")
 }
 
-conformance_suite!(host, super::open_host);
+fn on_host(_name: &str, claim: fn(&Rig<HostBackend>)) {
+    claim(&Rig::new(open_host()));
+}
+
+#[cfg(feature = "cuda")]
+fn on_cuda(name: &str, claim: fn(&Rig<CudaBackend>)) {
+    fake_gpu::on_either(name, || claim(&Rig::new(CudaBackend::open(&DeviceChoice::Best).expect("the device opens"))));
+}
+
+conformance_suite!(host, super::on_host);
+#[cfg(feature = "cuda")]
+conformance_suite!(cuda, super::on_cuda, #[ignore = "needs kernels: not run"]);
+
+/// A model file, mapped as the engine maps it.
+fn file_map() -> FileMap {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/bard-qwen3moe-9m-IQ4_NL.gguf");
+    let file = GgufFile::open(path).expect("the bundled model is whole");
+    file.file_map(0).expect("a model has a file").clone()
+}
 
 fn out_of_order<T>(result: Result<T, BackendError>) -> bool {
     matches!(result, Err(BackendError::OutOfOrder { .. }))
@@ -66,123 +126,6 @@ fn out_of_order<T>(result: Result<T, BackendError>) -> bool {
 /// A copy within the device.
 fn on_device(dst: &impl DeviceMemory, src: &impl DeviceMemory) -> Copy {
     Copy { dst: start(dst), src: start(src), bytes: dst.range().bytes, direction: Direction::OnDevice }
-}
-
-fn a_capture_begun_twice_is_refused_and_the_first_goes_on<B: Backend>(rig: &Rig<B>) {
-    let other = rig.backend.create_stream().expect("a stream");
-    let target = rig.upload(&[1; 64]);
-    rig.backend.begin_capture(&rig.stream).expect("idle");
-    assert!(out_of_order(rig.backend.begin_capture(&rig.stream)));
-    assert!(out_of_order(rig.backend.begin_capture(&other)));
-    rig.backend.fill(&rig.stream, target.range(), 7).expect("recorded");
-    let graph = rig.backend.end_capture(&rig.stream).expect("the first capture is whole");
-    rig.backend.replay(&rig.stream, &graph).expect("queued");
-    assert_eq!(rig.download(target.range()), [7; 64]);
-}
-
-fn ending_a_capture_that_was_not_begun_is_refused_and_changes_nothing<B: Backend>(rig: &Rig<B>) {
-    let other = rig.backend.create_stream().expect("a stream");
-    let target = rig.upload(&[1; 64]);
-    assert!(out_of_order(rig.backend.end_capture(&rig.stream)));
-    rig.backend.fill(&rig.stream, target.range(), 2).expect("runs, for nothing records");
-    assert_eq!(rig.download(target.range()), [2; 64]);
-
-    rig.backend.begin_capture(&rig.stream).expect("idle");
-    assert!(out_of_order(rig.backend.end_capture(&other)), "another stream's capture cannot be ended");
-    rig.backend.fill(&rig.stream, target.range(), 3).expect("still recorded");
-    let graph = rig.backend.end_capture(&rig.stream).expect("the capture is whole");
-    assert_eq!(rig.download(target.range()), [2; 64]);
-    rig.backend.replay(&rig.stream, &graph).expect("queued");
-    assert_eq!(rig.download(target.range()), [3; 64]);
-}
-
-fn memory_cannot_be_allocated_while_a_capture_records<B: Backend>(rig: &Rig<B>) {
-    rig.backend.begin_capture(&rig.stream).expect("idle");
-    assert!(rig.backend.malloc(Bytes(4096), "a test").is_err());
-    // Whether the capture survives is the device's affair; either way it is over.
-    drop(rig.backend.end_capture(&rig.stream));
-    assert!(out_of_order(rig.backend.end_capture(&rig.stream)));
-    assert!(rig.backend.malloc(Bytes(4096), "a test").is_ok());
-}
-
-fn an_event_cannot_be_recorded_or_waited_for_in_a_capture<B: Backend>(rig: &Rig<B>) {
-    let event = rig.backend.create_event().expect("an event");
-    rig.backend.record(&rig.stream, &event).expect("no capture yet");
-    rig.backend.begin_capture(&rig.stream).expect("idle");
-    assert!(out_of_order(rig.backend.record(&rig.stream, &event)));
-    assert!(out_of_order(rig.backend.wait(&rig.stream, &event)));
-    rig.backend.end_capture(&rig.stream).expect("the refused calls changed nothing");
-    rig.backend.synchronise_event(&event).expect("the recording before the capture counts");
-}
-
-fn recorded_work_runs_when_replayed_and_not_before<B: Backend>(rig: &Rig<B>) {
-    let (source, target) = (rig.upload(&[5; 256]), rig.upload(&[0; 256]));
-    rig.backend.begin_capture(&rig.stream).expect("idle");
-    rig.backend.copy(&rig.stream, on_device(&target, &source)).expect("recorded");
-    rig.backend.fill(&rig.stream, part(&target, 0, 16), 6).expect("recorded");
-    let graph = rig.backend.end_capture(&rig.stream).expect("a graph");
-    assert_eq!(rig.download(target.range()), [0; 256], "recording runs nothing");
-    for _ in 0..2 {
-        rig.backend.fill(&rig.stream, target.range(), 0).expect("queued");
-        rig.backend.replay(&rig.stream, &graph).expect("queued");
-        let seen = rig.download(target.range());
-        assert_eq!((&seen[..16], &seen[16..]), (&[6; 16][..], &[5; 240][..]), "both nodes ran, in order");
-    }
-}
-
-fn another_stream_works_on_while_one_is_captured<B: Backend>(rig: &Rig<B>) {
-    let other = rig.backend.create_stream().expect("a stream");
-    let target = rig.upload(&[0; 64]);
-    rig.backend.begin_capture(&rig.stream).expect("idle");
-    rig.backend.fill(&other, target.range(), 4).expect("queued");
-    rig.backend.synchronise(&other).expect("done");
-    drop(rig.backend.end_capture(&rig.stream).expect("an empty graph"));
-    assert_eq!(rig.download(target.range()), [4; 64]);
-}
-
-fn each_replay_reads_the_contents_of_its_own_time<B: Backend>(rig: &Rig<B>) {
-    let (n_ctx, head_dim) = (8_usize, 4_usize);
-    let rows = rig.upload_f32(&[1.0, 2.0, 3.0, 4.0]);
-    let cache = rig.upload_f32(&vec![0.0; n_ctx * head_dim]);
-    let (positions, first_row) = (rig.upload_i32(&[0]), rig.upload_i32(&[1]));
-    let store = Op::KvStore {
-        rows: start(&rows),
-        cache: start(&cache),
-        format: KvFormat::F32,
-        positions: start(&positions),
-        first_row: start(&first_row),
-        n_rows: 1,
-        n_head_kv: 1,
-        head_dim: 4,
-        n_ctx: 8,
-    };
-    rig.backend.begin_capture(&rig.stream).expect("idle");
-    rig.backend.launch(&rig.stream, &store).expect("recorded");
-    let graph = rig.backend.end_capture(&rig.stream).expect("a graph");
-    for (position, value) in [(5, 10.0_f32), (2, 20.0)] {
-        rig.put(start(&positions), &i32::to_le_bytes(position));
-        rig.put(start(&rows), &bytes_of(&[value; 4]));
-        rig.backend.replay(&rig.stream, &graph).expect("queued");
-        rig.backend.synchronise(&rig.stream).expect("done");
-    }
-    let mut expected = vec![0.0; n_ctx * head_dim];
-    expected[24..28].fill(10.0);
-    expected[12..16].fill(20.0);
-    assert_eq!(rig.download_f32(&cache), expected);
-}
-
-fn a_graph_says_what_it_takes<B: Backend>(rig: &Rig<B>) {
-    let target = rig.upload(&[0; 64]);
-    let taken = [1, 40].map(|nodes| {
-        rig.backend.begin_capture(&rig.stream).expect("idle");
-        for _ in 0..nodes {
-            rig.backend.fill(&rig.stream, target.range(), 1).expect("recorded");
-        }
-        let graph = rig.backend.end_capture(&rig.stream).expect("a graph");
-        rig.backend.graph_bytes(&graph)
-    });
-    let per_node = rig.backend.capabilities().graph_node_bytes;
-    assert!(taken[0] <= taken[1] && taken[1] <= per_node * 40 + taken[0], "{taken:?} with {per_node} a node");
 }
 
 fn copies_go_to_the_device_within_it_and_back<B: Backend>(rig: &Rig<B>) {
@@ -274,6 +217,17 @@ fn waiting_for_an_event_does_the_work_before_it<B: Backend>(rig: &Rig<B>) {
     assert_eq!(seen, [5; 64]);
 }
 
+fn an_event_that_is_polled_happens<B: Backend>(rig: &Rig<B>) {
+    let event = rig.backend.create_event().expect("an event");
+    let target = rig.buffer(4096);
+    rig.backend.fill(&rig.stream, target.range(), 1).expect("queued");
+    rig.backend.record(&rig.stream, &event).expect("queued");
+    let began = Instant::now();
+    while !rig.backend.is_done(&event).expect("no fault") {
+        assert!(began.elapsed() < Duration::from_secs(60), "nobody waits, and the work goes on all the same");
+    }
+}
+
 fn seconds_between_events_are_refused_until_both_have_happened<B: Backend>(rig: &Rig<B>) {
     let [before, after] = [0, 1].map(|_| rig.backend.create_event().expect("an event"));
     let target = rig.buffer(1 << 20);
@@ -340,6 +294,43 @@ fn live_ranges_are_aligned_apart_and_stay_where_they_are<B: Backend>(rig: &Rig<B
     }
 }
 
+fn dropped_memory_is_refused_afterwards<B: Backend>(rig: &Rig<B>) {
+    let target = rig.upload(&[0; 256]);
+    let pinned = rig.pinned(&[0; 256]);
+    let registered = rig.backend.register(HostRegion::ReadOnlyFile(Arc::new(file_map()))).expect("a mapped file");
+    let stale = [rig.buffer(256).range(), pinned.range(), part(&registered, 0, 256)];
+    drop((pinned, registered));
+    for range in stale {
+        let from = Copy { dst: start(&target), src: range.start, bytes: Bytes(256), direction: Direction::OnDevice };
+        let to = Copy { dst: range.start, src: start(&target), ..from };
+        let refusals = [
+            rig.backend.copy(&rig.stream, from),
+            rig.backend.copy(&rig.stream, to),
+            rig.backend.fill(&rig.stream, range, 0),
+            rig.backend.discard(&rig.stream, range),
+        ];
+        for refused in refusals {
+            assert!(matches!(refused, Err(BackendError::BadAddress { addr, .. }) if addr == range.start), "{refused:?}");
+        }
+    }
+}
+
+fn memory_is_given_back_after_the_queued_work_that_uses_it<B: Backend>(rig: &Rig<B>) {
+    let target = rig.upload(&[0; 192]);
+    let (device, pinned) = (rig.upload(&[6; 64]), rig.pinned(&[7; 64]));
+    let file = file_map();
+    let registered = rig.backend.register(HostRegion::ReadOnlyFile(Arc::new(file.clone()))).expect("a mapped file");
+    for (at, src) in [(0, start(&device)), (64, start(&pinned)), (128, start(&registered))] {
+        let dst = start(&target).offset(Bytes(at));
+        rig.backend.copy(&rig.stream, Copy { dst, src, bytes: Bytes(64), direction: Direction::ToDevice }).expect("queued");
+    }
+    drop(registered);
+    drop(pinned);
+    drop(device);
+    let seen = rig.download(target.range());
+    assert_eq!((&seen[..64], &seen[64..128], &seen[128..]), (&[6; 64][..], &[7; 64][..], &file.as_slice()[..64]));
+}
+
 fn pinned_memory_starts_zeroed_and_keeps_what_is_written<B: Backend>(rig: &Rig<B>) {
     let pinned = rig.backend.alloc_pinned(Bytes(1000), "a test").expect("pinned memory");
     let mut seen = [1; 1000];
@@ -352,29 +343,50 @@ fn pinned_memory_starts_zeroed_and_keeps_what_is_written<B: Backend>(rig: &Rig<B
     assert_eq!(seen.iter().map(|&byte| u32::from(byte)).sum::<u32>(), 7 * 10 + 8 * 5);
 }
 
-fn registered_memory_is_read_in_place<B: Backend>(rig: &Rig<B>) {
-    let weight: Vec<f32> = (0..64_u8).map(f32::from).collect();
-    let region: Arc<Vec<u8>> = Arc::new(bytes_of(&weight));
+fn pageable_memory_is_read_in_place_or_refused<B: Backend>(rig: &Rig<B>) {
+    let region: Arc<Vec<u8>> = Arc::new((0..=255).collect());
     let pageable = rig.backend.capabilities().reads_pageable_memory;
-    let registered = match rig.backend.register(HostRegion::Pageable(Arc::clone(&region) as _)) {
-        Ok(registered) => registered,
-        Err(error) => {
-            assert!(!pageable && matches!(error, BackendError::Unsupported { .. }), "{error}");
-            return;
+    match rig.backend.register(HostRegion::Pageable(Arc::clone(&region) as _)) {
+        Ok(registered) => {
+            assert!(pageable, "a device that reads pageable memory says so");
+            assert_eq!(rig.read_registered(&registered, 0, 256), *region);
         }
-    };
-    assert!(pageable, "a device that reads pageable memory says so");
-    assert_eq!(registered.range().bytes, Bytes(256));
-    let target = rig.buffer(256);
-    let copy = Copy { dst: start(&target), src: start(&registered), bytes: Bytes(256), direction: Direction::ToDevice };
-    rig.backend.copy(&rig.stream, copy).expect("queued");
-    assert_eq!(rig.download(target.range()), *region);
+        Err(error) => assert!(!pageable && matches!(error, BackendError::Unsupported { .. }), "{error}"),
+    }
+}
 
-    // Rows of ones have a root mean square of one, so that the norm gives the weights themselves.
-    let x = rig.upload_f32(&[1.0; 64]);
+fn a_registered_file_is_read_and_never_written<B: Backend>(rig: &Rig<B>) {
+    let map = file_map();
+    let bytes = map.as_slice();
+    let registered = rig.backend.register(HostRegion::ReadOnlyFile(Arc::new(map.clone()))).expect("a mapped file");
+    assert_eq!(registered.range().bytes, Bytes(map.bytes()));
+    for (offset, length) in [(0, 100), (5001, 4099), (bytes.len() - 33, 33)] {
+        assert_eq!(rig.read_registered(&registered, offset, length), bytes[offset..offset + length]);
+    }
+    let refused = rig.backend.fill(&rig.stream, part(&registered, 0, 16), 1);
+    assert!(matches!(refused, Err(BackendError::Overlap { .. })), "{refused:?}");
+    drop(registered);
+    rig.backend.register(HostRegion::ReadOnlyFile(Arc::new(map.clone()))).expect("given back, it can be registered again");
+}
+
+/// The bundled model is such memory: it is part of the program.
+fn memory_that_is_no_file_map_is_read_all_the_same<B: Backend>(rig: &Rig<B>) {
+    let region: Arc<Vec<u8>> = Arc::new((0..=255).cycle().take(9000).collect());
+    let registered = rig.backend.register(HostRegion::ReadOnlyFile(Arc::clone(&region) as _)).expect("host memory");
+    assert_eq!(registered.range().bytes, Bytes(9000));
+    assert_eq!(rig.read_registered(&registered, 4000, 5000), region[4000..]);
+}
+
+fn an_operation_reads_registered_memory<B: Backend>(rig: &Rig<B>) {
+    let map = file_map();
+    let registered = rig.backend.register(HostRegion::ReadOnlyFile(Arc::new(map.clone()))).expect("a mapped file");
+    // Rows of ones have a root mean square of one, so that the norm gives the weights themselves, whatever they are.
+    let (x, target) = (rig.upload_f32(&[1.0; 64]), rig.buffer(256));
     let (n_rows, n_cols, eps) = (1, 64, 0.0);
     rig.run(&Op::RmsNorm { x: start(&x), weight: start(&registered), out: start(&target), n_rows, n_cols, eps }).expect("runs");
-    assert_eq!(rig.download_f32(&target), weight);
+    let weight: Vec<f32> = map.as_slice()[..256].as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
+    let same = rig.download_f32(&target).iter().zip(&weight).all(|(seen, weight)| seen.to_bits() == (1.0 * weight).to_bits());
+    assert!(same, "the header of the file, taken for weights");
 }
 
 fn a_shape_that_no_kernel_takes_is_refused_and_nothing_is_queued<B: Backend>(rig: &Rig<B>) {
@@ -383,143 +395,4 @@ fn a_shape_that_no_kernel_takes_is_refused_and_nothing_is_queued<B: Backend>(rig
     let refused = rig.backend.launch(&rig.stream, &op);
     assert!(matches!(refused, Err(BackendError::BadOperand { op: "rms_norm", .. })), "{refused:?}");
     rig.backend.synchronise(&rig.stream).expect("nothing was queued that could fail");
-}
-
-/// What the simulated device promises beyond the contract.
-mod host_only {
-    use super::*;
-
-    fn rig() -> Rig<HostBackend> {
-        Rig::new(open_host())
-    }
-
-    #[test]
-    fn a_capture_that_fails_leaves_the_device_idle() {
-        let rig = rig();
-        rig.backend.begin_capture(&rig.stream).expect("idle");
-        rig.backend.faults().captures_fail = true;
-        assert!(matches!(rig.backend.end_capture(&rig.stream), Err(BackendError::CaptureFailed { .. })));
-        rig.backend.faults().captures_fail = false;
-        assert!(out_of_order(rig.backend.end_capture(&rig.stream)), "nothing records any more");
-        rig.backend.begin_capture(&rig.stream).expect("idle again");
-        rig.backend.end_capture(&rig.stream).expect("a graph");
-    }
-
-    #[test]
-    fn a_graph_counts_as_used_memory_while_it_lives() {
-        let rig = rig();
-        let target = rig.upload(&[0; 64]);
-        let used = rig.backend.used();
-        rig.backend.begin_capture(&rig.stream).expect("idle");
-        for _ in 0..3 {
-            rig.backend.fill(&rig.stream, target.range(), 1).expect("recorded");
-        }
-        let graph = rig.backend.end_capture(&rig.stream).expect("a graph");
-        assert_eq!(rig.backend.graph_bytes(&graph), rig.backend.capabilities().graph_node_bytes * 3);
-        assert_eq!(rig.backend.used(), used + rig.backend.graph_bytes(&graph));
-        drop(graph);
-        assert_eq!(rig.backend.used(), used);
-    }
-
-    #[test]
-    fn a_graph_that_no_longer_fits_is_out_of_memory_and_leaves_the_device_idle() {
-        let rig = rig();
-        let target = rig.upload(&[0; 64]);
-        rig.backend.begin_capture(&rig.stream).expect("idle");
-        rig.backend.fill(&rig.stream, target.range(), 1).expect("recorded");
-        rig.backend.faults().held_by_others = Bytes::mib(64);
-        let error = rig.backend.end_capture(&rig.stream).err();
-        assert!(matches!(error, Some(BackendError::OutOfMemory { free: Bytes::ZERO, .. })), "{error:?}");
-        rig.backend.begin_capture(&rig.stream).expect("idle again");
-    }
-
-    #[test]
-    fn discarded_memory_survives_no_computation() {
-        let rig = rig();
-        let x = rig.upload_f32(&[1.0; 64]);
-        rig.backend.discard(&rig.stream, x.range()).expect("queued");
-        assert!(rig.download_f32(&x).iter().all(|value| value.is_nan()));
-        assert!(rig.download_i32(&x).iter().all(|index| *index < 0));
-    }
-
-    #[test]
-    fn fresh_memory_is_as_worthless_as_discarded_memory() {
-        let rig = rig();
-        assert!(rig.download_f32(&rig.buffer(256)).iter().all(|value| value.is_nan()));
-    }
-
-    #[test]
-    fn dropped_memory_is_refused_afterwards() {
-        let rig = rig();
-        let (target, weight) = (rig.upload(&[0; 256]), rig.upload_f32(&[1.0; 64]));
-        let pinned = rig.pinned(&[0; 256]);
-        let registered = rig.backend.register(HostRegion::Pageable(Arc::new(vec![0_u8; 256]))).expect("host memory");
-        let stale = [rig.buffer(256).range(), pinned.range(), registered.range()];
-        drop((pinned, registered));
-        for range in stale {
-            let from = Copy { dst: start(&target), src: range.start, bytes: Bytes(256), direction: Direction::OnDevice };
-            let to = Copy { dst: range.start, src: start(&target), ..from };
-            let refusals = [
-                rig.backend.copy(&rig.stream, from),
-                rig.backend.copy(&rig.stream, to),
-                rig.backend.fill(&rig.stream, range, 0),
-                rig.backend.discard(&rig.stream, range),
-                rig.run(&Op::RmsNorm { x: range.start, weight: start(&weight), out: start(&target), n_rows: 1, n_cols: 64, eps: 0.0 }),
-            ];
-            for refused in refusals {
-                assert!(matches!(refused, Err(BackendError::BadAddress { addr, .. }) if addr == range.start), "{refused:?}");
-            }
-        }
-    }
-
-    #[test]
-    fn registered_memory_cannot_be_written() {
-        let rig = rig();
-        let registered = rig.backend.register(HostRegion::Pageable(Arc::new(vec![0_u8; 256]))).expect("host memory");
-        let refused = rig.backend.fill(&rig.stream, registered.range(), 1);
-        assert!(matches!(refused, Err(BackendError::Overlap { .. })), "{refused:?}");
-    }
-
-    #[test]
-    fn memory_is_freed_after_the_queued_work_that_uses_it() {
-        let rig = rig();
-        let target = rig.upload(&[0; 64]);
-        let source = rig.upload(&[6; 64]);
-        rig.backend.copy(&rig.stream, on_device(&target, &source)).expect("queued");
-        drop(source);
-        assert_eq!(rig.download(target.range()), [6; 64]);
-    }
-
-    #[test]
-    fn a_fault_met_while_memory_is_freed_is_reported_to_who_waits_for_the_work() {
-        let rig = rig();
-        let (x, poisoned) = (rig.upload_f32(&[1.0; 4]), rig.buffer(4));
-        let event = rig.backend.create_event().expect("an event");
-        let store = Op::KvStore {
-            rows: start(&x),
-            cache: start(&x),
-            format: KvFormat::F32,
-            positions: start(&poisoned),
-            first_row: start(&poisoned),
-            n_rows: 1,
-            n_head_kv: 1,
-            head_dim: 4,
-            n_ctx: 1,
-        };
-        rig.backend.launch(&rig.stream, &store).expect("queued");
-        rig.backend.record(&rig.stream, &event).expect("queued");
-        drop(rig.buffer(64));
-        let fault = rig.backend.synchronise(&rig.stream);
-        assert!(matches!(fault, Err(BackendError::BadOperand { op: "kv_store", .. })), "{fault:?}");
-        assert!(out_of_order(rig.backend.synchronise_event(&event)), "the event was lost with the work");
-        assert!(out_of_order(rig.backend.is_done(&event)));
-        rig.backend.synchronise(&rig.stream).expect("the fault was reported once");
-    }
-
-    #[test]
-    #[should_panic(expected = "leave a buffer of 64 B")]
-    fn a_pinned_read_beyond_its_buffer_panics_even_where_the_sum_overflows() {
-        let rig = rig();
-        rig.pinned(&[0; 64]).read(usize::MAX, &mut [0; 2]);
-    }
 }

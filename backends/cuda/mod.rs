@@ -1,4 +1,31 @@
-//! The CUDA device of a build with the feature `cuda`; so far the question whether its driver is there.
+//! The `cuda` backend: memory, order and captured graphs of a device of NVIDIA's driver. Its kernels come in a later version; until then
+//! an operation is refused by name.
+//!
+//! The foreign interface has three layers: the bindings' raw functions, [`driver`]'s results, and owned types ([`memory`](self),
+//! [`graph`](self)) that give back what they hold. The driver is loaded at run time.
 #![allow(unsafe_code, reason = "the driver is a C library; every block says why it may be called")]
 
+mod choice;
+mod context;
+mod device;
 pub mod driver;
+mod graph;
+mod launch;
+mod live;
+mod mapping;
+mod memory;
+
+pub use choice::DeviceChoice;
+pub use device::CudaBackend;
+pub use graph::{CudaEvent, CudaGraph, CudaStream};
+pub use memory::{CudaBuffer, CudaPinned, CudaRegistered};
+
+use crate::units::Bytes;
+
+/// The backend's short name.
+const BACKEND: &str = "cuda";
+
+/// Device memory that a node of a captured graph is counted with. Measured on an H200 with driver 580 as the fall of free memory over 60
+/// graphs that were launched once: 2,726 a kernel with 112 bytes of arguments in graphs of 1,000 nodes, 3,495 in graphs of 100; fills
+/// take 105 to 699.
+const GRAPH_NODE_BYTES: Bytes = Bytes(3584);

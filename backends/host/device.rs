@@ -221,9 +221,7 @@ impl Backend for HostBackend {
     fn malloc(&self, bytes: Bytes, purpose: &str) -> Result<HostMemory> {
         let mut machine = self.machine.borrow_mut();
         machine.check_alive()?;
-        if machine.is_recording() {
-            return Err(BackendError::OutOfOrder { call: "malloc", state: "a capture is recording" });
-        }
+        machine.refuse_while_recording("malloc")?;
         let free = machine.free();
         if Faults::strikes(&mut machine.faults.mallocs_until_failure) || bytes > free {
             return Err(BackendError::OutOfMemory { pool: Pool::Device, purpose: purpose.to_owned(), requested: bytes, free });
@@ -232,11 +230,16 @@ impl Backend for HostBackend {
     }
 
     fn alloc_pinned(&self, bytes: Bytes, purpose: &str) -> Result<HostMemory> {
-        self.machine.borrow_mut().memory.allocate_pinned(bytes, purpose).map(|range| self.memory(range))
+        let mut machine = self.machine.borrow_mut();
+        machine.check_alive()?;
+        machine.refuse_while_recording("alloc_pinned")?;
+        machine.memory.allocate_pinned(bytes, purpose).map(|range| self.memory(range))
     }
 
     fn register(&self, region: HostRegion) -> Result<HostMemory> {
         let mut machine = self.machine.borrow_mut();
+        machine.check_alive()?;
+        machine.refuse_while_recording("register")?;
         let memory = match region {
             HostRegion::Pageable(memory) => memory,
             HostRegion::ReadOnlyFile(memory) => {
@@ -328,7 +331,7 @@ impl Backend for HostBackend {
     }
 
     fn replay(&self, stream: &HostStream, graph: &HostGraph) -> Result<()> {
-        self.machine.borrow_mut().submit(stream.0, Command::Replay(Rc::clone(&graph.commands)))
+        self.machine.borrow_mut().replay(stream.0, &graph.commands)
     }
 
     fn graph_bytes(&self, graph: &HostGraph) -> Bytes {

@@ -147,6 +147,12 @@ impl Machine {
         self.memory.total().saturating_sub(self.memory.used()).saturating_sub(self.faults.held_by_others)
     }
 
+    /// Queues a graph's commands.
+    pub fn replay(&mut self, stream: StreamId, commands: &Rc<Vec<Command>>) -> Result<()> {
+        self.refuse_in_capture("replay", stream)?;
+        self.submit(stream, Command::Replay(Rc::clone(commands)))
+    }
+
     /// Queues a command, or records it where its stream is being captured.
     pub fn submit(&mut self, stream: StreamId, command: Command) -> Result<()> {
         self.check_alive()?;
@@ -170,7 +176,8 @@ impl Machine {
         self.submit(stream, Command::Wait(Rc::clone(mark)))
     }
 
-    /// A mark in a graph would be reached once for each replay, which no event can say.
+    /// A mark in a graph would be reached once for each replay, which no event can say; graphs do not nest; and a stream that
+    /// records has no end to wait for.
     fn refuse_in_capture(&self, call: &'static str, stream: StreamId) -> Result<()> {
         match &self.recording {
             Some(recording) if recording.stream == stream => Err(BackendError::OutOfOrder { call, state: "its stream is being captured" }),
@@ -178,8 +185,12 @@ impl Machine {
         }
     }
 
-    pub fn is_recording(&self) -> bool {
-        self.recording.is_some()
+    /// Memory is neither taken nor registered while a capture records: a device's driver would give the capture up.
+    pub fn refuse_while_recording(&self, call: &'static str) -> Result<()> {
+        match self.recording {
+            Some(_) => Err(BackendError::OutOfOrder { call, state: "a capture is recording" }),
+            None => Ok(()),
+        }
     }
 
     pub fn begin_capture(&mut self, stream: StreamId) -> Result<()> {
@@ -205,6 +216,7 @@ impl Machine {
 
     /// Runs a stream's work to its end.
     pub fn synchronise(&mut self, stream: StreamId) -> Result<()> {
+        self.refuse_in_capture("synchronise", stream)?;
         self.drain(stream, Until::End)?;
         self.host_s = self.host_s.max(self.streams[stream].time_s);
         Ok(())

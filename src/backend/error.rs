@@ -94,6 +94,14 @@ pub enum BackendError {
         /// What is wrong, with the numbers.
         reason: String,
     },
+    /// The driver refused a call for a reason that none of the other errors says.
+    #[error("{call}: the driver answers {answer}")]
+    Driver {
+        /// The driver's own name of the call.
+        call: &'static str,
+        /// Its answer: name and number, and what it says about them.
+        answer: String,
+    },
     /// The device is gone; nothing on it can be used any more.
     #[error("the device is lost: {reason}")]
     DeviceLost {

@@ -109,7 +109,8 @@ pub struct MemoryInfo {
 /// Host memory to make readable by the device.
 #[derive(Clone)]
 pub enum HostRegion {
-    /// A read-only file map (`MAP_SHARED`, `PROT_READ`), registered in place and page-locked.
+    /// A read-only file map (`MAP_SHARED`, `PROT_READ`), registered in place and page-locked. Memory that is mapped otherwise, such
+    /// as a file that is part of the program, may have to be read from a pinned copy, which the backend then keeps.
     ReadOnlyFile(Arc<dyn AsRef<[u8]> + Send + Sync>),
     /// The same memory without page-locking; needs [`Capabilities::reads_pageable_memory`].
     Pageable(Arc<dyn AsRef<[u8]> + Send + Sync>),
@@ -139,7 +140,8 @@ pub struct Copy {
     pub direction: Direction,
 }
 
-/// Memory with an address on the device; given back when dropped.
+/// Memory with an address on the device; given back when dropped, after the queued work that may use it. Dropping waits for that work
+/// and belongs outside hot paths; while a capture records, the memory is given back when the capture has ended.
 pub trait DeviceMemory {
     /// Where it lies, as the device sees it. Constant for the life of the value.
     fn range(&self) -> AddrRange;
@@ -189,20 +191,21 @@ pub trait Backend: 'static {
     /// Allocates device memory, aligned to 256 bytes. Contents are undefined.
     ///
     /// # Errors
-    /// [`BackendError::OutOfMemory`] where the bytes are not there; refused while a capture is recording.
+    /// [`BackendError::OutOfMemory`] where the bytes are not there; [`BackendError::OutOfOrder`] while a capture is recording, which
+    /// the refusal leaves whole: drivers let an allocation ruin a capture.
     fn malloc(&self, bytes: Bytes, purpose: &str) -> Result<Self::Buffer>;
 
     /// Allocates page-locked host memory, aligned to 64 bytes, zeroed.
     ///
     /// # Errors
-    /// [`BackendError::OutOfMemory`] naming the pinned pool.
+    /// [`BackendError::OutOfMemory`] naming the pinned pool; [`BackendError::OutOfOrder`] as [`Backend::malloc`].
     fn alloc_pinned(&self, bytes: Bytes, purpose: &str) -> Result<Self::Pinned>;
 
     /// Makes host memory readable by the device, in place.
     ///
     /// # Errors
     /// [`BackendError::OutOfMemory`] where the system refuses to page-lock more, [`BackendError::Unsupported`] for a kind the
-    /// device cannot read.
+    /// device cannot read, [`BackendError::OutOfOrder`] as [`Backend::malloc`].
     fn register(&self, region: HostRegion) -> Result<Self::Registered>;
 
     /// A new stream.
@@ -250,7 +253,7 @@ pub trait Backend: 'static {
     /// Blocks until all work on `stream` is done.
     ///
     /// # Errors
-    /// The first fault of the work.
+    /// The first fault of the work; [`BackendError::OutOfOrder`] while `stream` is being captured.
     fn synchronise(&self, stream: &Self::Stream) -> Result<()>;
 
     /// Queues a copy.
@@ -282,7 +285,8 @@ pub trait Backend: 'static {
     /// Starts recording what is queued on `stream` instead of running it: idle to recording.
     ///
     /// # Errors
-    /// [`BackendError::OutOfOrder`] while a capture is recording, [`BackendError::Unsupported`] without graphs.
+    /// [`BackendError::OutOfOrder`] while a capture is recording, [`BackendError::Unsupported`] without graphs,
+    /// [`BackendError::CaptureFailed`] where the driver does not begin.
     fn begin_capture(&self, stream: &Self::Stream) -> Result<()>;
 
     /// Ends recording and makes the graph: recording to idle, also when it fails.
@@ -294,7 +298,7 @@ pub trait Backend: 'static {
     /// Queues a recorded graph. The caller answers for its addresses still being right.
     ///
     /// # Errors
-    /// As [`Backend::launch`].
+    /// As [`Backend::launch`]; [`BackendError::OutOfOrder`] while `stream` is being captured, for graphs do not nest.
     fn replay(&self, stream: &Self::Stream, graph: &Self::Graph) -> Result<()>;
 
     /// Device memory that the graph takes.

@@ -16,9 +16,7 @@ use super::exit::{Classified, ExitStatus};
 use super::not_yet::NOT_YET;
 use super::sources::{Resolved, Setting, Settings, Source};
 use super::tokens;
-use crate::settings::{
-    AliasThreshold, BlockSetting, ChunkSetting, ContextSetting, EngineSettings, SamplingSettings, ShortRead, TokenSource,
-};
+use crate::settings::{AliasThreshold, BlockSetting, ChunkSetting, ContextSetting, EngineSettings, SamplingSettings, TokenSource};
 use crate::units::Bytes;
 
 /// A checked call.
@@ -300,11 +298,6 @@ impl Checker<'_> {
             let threshold = self.shown("alias-min-tokens");
             self.warnings.push(format!("{threshold} has no effect without --prefill-head-alias: add that, or leave this out"));
         }
-        if matches!(args.prompt.short_read, ShortRead::Tokens(1..)) && args.general.deterministic {
-            let (short, deterministic) = (self.shown("short-read"), self.shown("deterministic"));
-            self.warnings
-                .push(format!("{short} has no effect with {deterministic}: every prompt takes the same path there. Leave one of them out"));
-        }
         if let (ChunkSetting::Tokens(chunk), ContextSetting::Tokens(tokens)) = (args.prompt.prefill, args.memory.ctx)
             && chunk > tokens
         {
@@ -387,7 +380,7 @@ mod tests {
             block: BlockSetting::Tokens(512),
             head_alias: true,
             alias_min_tokens: AliasThreshold::Tokens(0),
-            short_read: ShortRead::Tokens(5),
+            short_read: crate::settings::ShortRead::Tokens(5),
             refill: crate::settings::Refill::Strict,
             activations: Activations::F32,
             deterministic: true,

@@ -20,6 +20,10 @@ use crate::units::Bytes;
 /// Longest block that is chosen unasked where a shorter one is allowed, in predicted seconds: a block is what a cancelled prompt loses.
 const BLOCK_SECONDS_MAX: f64 = 10.0;
 
+/// Time that the host takes for the routes of a layer, to bring them in and to send them sorted.
+const ROUTES_S: f64 = 40e-6;
+/// Time that lending and taking back take, beside the copies.
+const LOAN_S: f64 = 200e-6;
 /// Longest prompt that is read with nothing lent, where the settings leave it open.
 const SHORT_READ_TOKENS: usize = 128;
 
@@ -156,7 +160,7 @@ impl Predictor<'_> {
     /// Seconds of one layer over `rows` tokens behind `past`, read in chunks of `chunk`.
     fn layer_s(&self, size: PromptSize, rows: f64, past: f64, lent_slots: u64) -> f64 {
         let attention_s = self.costs.attention_s(keys_seen(past, rows));
-        let mixer_s = self.costs.linear_s((rows / f64::from(size.chunk)).ceil(), rows) + attention_s;
+        let mixer_s = self.costs.linear_s((rows / f64::from(size.chunk)).ceil(), rows) + attention_s + ROUTES_S;
         let touched = self.touched(rows);
         let routed_rows = rows * f64::from(self.model.n_expert_used);
         let experts_s = self.costs.experts_s(touched * f64::from(self.model.n_expert), routed_rows);
@@ -225,7 +229,7 @@ impl Predictor<'_> {
         // What was never measured is too uncertain to cut a block for.
         let longest_block_s = if self.costs.is_measured() { longest_block_s } else { 0.0 };
         let home_s = self.costs.link_s((lent_slots * self.plan.slot_bytes.0 + head.0) as f64);
-        Some(Candidate { way, size, seconds: read_s + home_s, longest_block_s })
+        Some(Candidate { way, size, seconds: read_s + home_s + LOAN_S, longest_block_s })
     }
 
     fn wide(&self) -> Option<Candidate> {

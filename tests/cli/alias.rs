@@ -174,6 +174,4 @@ fn short_prompts_go_through_windows_as_far_as_short_read_allows() {
     assert_eq!(way(2, "--short-read 0"), "loan");
     assert_eq!(way(1, "--short-read 0"), "windows", "the last prompt token is always a window");
     assert_eq!(way(2, "--deterministic"), "loan");
-    let warned = ebbtide(&format!("{line} --tokens 1,2 --short-read 4 --deterministic")).ends_with(0);
-    assert!(warned.stderr.contains("warning: --short-read 4 has no effect with --deterministic"), "{}", warned.stderr);
 }

@@ -70,6 +70,15 @@ impl<B: Backend> Rig<B> {
         self.download(memory.range()).as_chunks::<4>().0.iter().map(|bytes| i32::from_le_bytes(*bytes)).collect()
     }
 
+    /// What the device reads in registered host memory.
+    pub fn read_registered(&self, registered: &B::Registered, offset: usize, bytes: usize) -> Vec<u8> {
+        let buffer = self.buffer(bytes);
+        let src = start(registered).offset(Bytes::from(offset));
+        let copy = Copy { dst: start(&buffer), src, bytes: Bytes::from(bytes), direction: Direction::ToDevice };
+        self.backend.copy(&self.stream, copy).expect("a copy");
+        self.download(buffer.range())
+    }
+
     /// Launches and waits: an error of either.
     pub fn run(&self, op: &Op) -> Result<(), BackendError> {
         self.backend.launch(&self.stream, op)?;

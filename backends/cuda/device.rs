@@ -1,0 +1,156 @@
+//! The `cuda` backend: the trait over one device of NVIDIA's driver.
+
+use std::rc::Rc;
+
+use cudarc::driver::sys::CUdevice_attribute;
+
+use super::choice::DeviceChoice;
+use super::context::Context;
+use super::driver::{self, DriverError, DriverUnavailable, ListedDevice};
+use super::graph::{CudaEvent, CudaGraph, CudaStream};
+use super::memory::{self, CudaBuffer, CudaPinned, CudaRegistered};
+use super::{BACKEND, GRAPH_NODE_BYTES, launch};
+use crate::backend::{AddrRange, Backend, BackendError, Capabilities, Copy, HostRegion, MemoryInfo, Op, Result};
+use crate::units::Bytes;
+
+/// One device of the driver's, used from the thread that opened it.
+pub struct CudaBackend {
+    context: Rc<Context>,
+    capabilities: Capabilities,
+}
+
+/// What the driver says of a device.
+fn capabilities(device: &ListedDevice) -> std::result::Result<Capabilities, DriverError> {
+    let engines = driver::attribute(device.handle, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT)?;
+    let pageable = driver::attribute(device.handle, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS)?;
+    Ok(Capabilities {
+        backend: BACKEND,
+        device: device.name.clone(),
+        // The driver could; the contract has no call for it yet.
+        virtual_memory: false,
+        borrow_spill: true,
+        graph_capture: true,
+        os_budget: false,
+        integrated: device.integrated,
+        reads_pageable_memory: pageable != 0,
+        max_allocation_bytes: Bytes::from(driver::total_memory(device.handle)?),
+        copy_engines: u32::try_from(engines).unwrap_or(0),
+        graph_node_bytes: GRAPH_NODE_BYTES,
+    })
+}
+
+impl CudaBackend {
+    /// Opens a device: loads and starts the driver and takes the device's primary context, which other users of the device in this
+    /// process share.
+    ///
+    /// # Errors
+    /// [`BackendError::Open`] where there is no driver, it is too old or does not start, or no device or more than one is meant.
+    pub fn open(choice: &DeviceChoice) -> Result<Self> {
+        let refused = |reason| BackendError::Open { backend: BACKEND, reason };
+        driver::start().map_err(|error| refused(error.to_string()))?;
+        let devices = driver::devices().map_err(|error| refused(DriverUnavailable::from(error).to_string()))?;
+        let device = choice.among(&devices).map_err(refused)?;
+        let of_device = |error: DriverError| refused(format!("{}: {error}", device.name));
+        let context = Context::retain(device.handle).map_err(of_device)?;
+        Ok(Self { context: Rc::new(context), capabilities: capabilities(device).map_err(of_device)? })
+    }
+
+    /// Things that the driver did not take back so far, which a healthy device never does.
+    #[must_use]
+    pub fn failed_frees(&self) -> u64 {
+        self.context.failed_frees()
+    }
+}
+
+impl Backend for CudaBackend {
+    type Buffer = CudaBuffer;
+    type Pinned = CudaPinned;
+    type Registered = CudaRegistered;
+    type Stream = CudaStream;
+    type Event = CudaEvent;
+    type Graph = CudaGraph;
+
+    fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    fn memory_info(&self) -> Result<MemoryInfo> {
+        memory::memory_info(&self.context)
+    }
+
+    fn malloc(&self, bytes: Bytes, purpose: &str) -> Result<CudaBuffer> {
+        CudaBuffer::new(&self.context, bytes, purpose)
+    }
+
+    fn alloc_pinned(&self, bytes: Bytes, purpose: &str) -> Result<CudaPinned> {
+        CudaPinned::new(&self.context, bytes, purpose)
+    }
+
+    fn register(&self, region: HostRegion) -> Result<CudaRegistered> {
+        CudaRegistered::new(&self.context, region, self.capabilities.reads_pageable_memory)
+    }
+
+    fn create_stream(&self) -> Result<CudaStream> {
+        CudaStream::new(&self.context)
+    }
+
+    fn create_event(&self) -> Result<CudaEvent> {
+        CudaEvent::new(&self.context)
+    }
+
+    fn record(&self, stream: &CudaStream, event: &CudaEvent) -> Result<()> {
+        event.record(stream)
+    }
+
+    fn wait(&self, stream: &CudaStream, event: &CudaEvent) -> Result<()> {
+        event.hold(stream)
+    }
+
+    fn is_done(&self, event: &CudaEvent) -> Result<bool> {
+        event.is_done()
+    }
+
+    fn synchronise_event(&self, event: &CudaEvent) -> Result<()> {
+        event.synchronise()
+    }
+
+    fn elapsed_s(&self, start: &CudaEvent, end: &CudaEvent) -> Result<f64> {
+        start.seconds_until(end)
+    }
+
+    fn synchronise(&self, stream: &CudaStream) -> Result<()> {
+        stream.synchronise()
+    }
+
+    fn copy(&self, stream: &CudaStream, copy: Copy) -> Result<()> {
+        launch::copy(&self.context, stream, copy)
+    }
+
+    fn fill(&self, stream: &CudaStream, range: AddrRange, byte: u8) -> Result<()> {
+        launch::fill(&self.context, stream, range, byte)
+    }
+
+    fn discard(&self, _stream: &CudaStream, range: AddrRange) -> Result<()> {
+        launch::discard(&self.context, range)
+    }
+
+    fn launch(&self, _stream: &CudaStream, op: &Op) -> Result<()> {
+        launch::launch(&self.context, op)
+    }
+
+    fn begin_capture(&self, stream: &CudaStream) -> Result<()> {
+        stream.begin_capture()
+    }
+
+    fn end_capture(&self, stream: &CudaStream) -> Result<CudaGraph> {
+        stream.end_capture()
+    }
+
+    fn replay(&self, stream: &CudaStream, graph: &CudaGraph) -> Result<()> {
+        graph.replay(stream)
+    }
+
+    fn graph_bytes(&self, graph: &CudaGraph) -> Bytes {
+        graph.bytes()
+    }
+}

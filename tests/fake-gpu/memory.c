@@ -1,0 +1,214 @@
+/* Memory: a byte budget for the device, page-locked host memory beside it.
+ *
+ * A device address is a number of the driver's own that no processor can read, as on a real card; it is never given twice, and what was
+ * freed is dead at once. Page-locked host memory has the same address on both sides. */
+#include "fake.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum kind { DEVICE, PINNED, REGISTERED, REGISTERED_READ_ONLY };
+
+struct allocation {
+    struct allocation *next;
+    struct context *context;
+    enum kind kind;
+    uint64_t address;
+    size_t bytes, charged;
+    unsigned char *host;
+};
+
+static struct allocation *allocations;
+#define FIRST_ADDRESS ((uint64_t)1 << 36)
+static uint64_t next_address = FIRST_ADDRESS;
+
+/* What a reader of fresh memory finds: NaN as a float, far out of range as an index. */
+#define FRESH 0xFF
+#define ALIGN ((size_t)512)
+#define GUARD ((uint64_t)1 << 20)
+
+static struct allocation *insert(struct context *context, enum kind kind, uint64_t address, unsigned char *host, size_t bytes) {
+    struct allocation *made = calloc(1, sizeof *made);
+    *made = (struct allocation){.next = allocations, .context = context, .kind = kind, .address = address, .bytes = bytes, .host = host};
+    return allocations = made;
+}
+
+static struct allocation *take(uint64_t address, bool (*fits)(enum kind)) {
+    for (struct allocation **link = &allocations; *link; link = &(*link)->next)
+        if ((*link)->address == address && fits((*link)->kind)) {
+            struct allocation *taken = *link;
+            *link = taken->next;
+            return taken;
+        }
+    return NULL;
+}
+
+static bool is_device(enum kind kind) { return kind == DEVICE; }
+static bool is_pinned(enum kind kind) { return kind == PINNED; }
+static bool is_registered(enum kind kind) { return kind == REGISTERED || kind == REGISTERED_READ_ONLY; }
+
+unsigned char *host_bytes(uint64_t address, size_t bytes, bool write) {
+    for (struct allocation *at = allocations; at; at = at->next)
+        if (address >= at->address && address - at->address <= at->bytes && bytes <= at->bytes - (address - at->address))
+            return write && at->kind == REGISTERED_READ_ONLY ? NULL : at->host + (address - at->address);
+    /* Host memory that nobody locked: its address is its own, and the device may or may not reach it. */
+    bool of_the_device = address >= FIRST_ADDRESS && address < next_address;
+    return fake.pageable && !of_the_device ? (unsigned char *)(uintptr_t)address : NULL;
+}
+
+static size_t free_bytes(const struct context *context) {
+    size_t taken = context->used + fake.held;
+    return taken < fake.total ? fake.total - taken : 0;
+}
+
+API cuMemGetInfo_v2(size_t *free, size_t *total) {
+    IN_CONTEXT;
+    *total = fake.total;
+    *free = free_bytes(context);
+    if (!fake.free_reading || fake.free_times == 0)
+        return OK;
+    if (fake.free_times > 0)
+        fake.free_times--;
+    if (!strcmp(fake.free_reading, "zero"))
+        *free = 0;
+    else if (!strcmp(fake.free_reading, "above"))
+        *free = fake.total + 1;
+    else
+        return UNKNOWN;
+    return OK;
+}
+
+API cuMemAlloc_v2(uint64_t *address, size_t bytes) {
+    IN_CONTEXT;
+    if (ruins_capture(context))
+        return CAPTURE_UNSUPPORTED;
+    if (bytes == 0)
+        return INVALID_VALUE;
+    if (strikes(&fake.malloc_fails_at) || bytes > free_bytes(context))
+        return OUT_OF_MEMORY;
+    size_t charged = (bytes + ALIGN - 1) / ALIGN * ALIGN;
+    unsigned char *host = malloc(bytes);
+    if (charged > free_bytes(context) || !host) {
+        free(host);
+        return OUT_OF_MEMORY;
+    }
+    memset(host, FRESH, bytes);
+    struct allocation *made = insert(context, DEVICE, next_address, host, bytes);
+    made->charged = charged;
+    context->used += charged;
+    next_address += charged + GUARD;
+    *address = made->address;
+    return OK;
+}
+
+/* Waits for the whole device first, as measured on a real one. */
+API cuMemFree_v2(uint64_t address) {
+    IN_CONTEXT;
+    if (ruins_capture(context))
+        return CAPTURE_UNSUPPORTED;
+    int fault = run_all(context);
+    if (fault)
+        return fault;
+    struct allocation *taken = take(address, is_device);
+    if (!taken)
+        return INVALID_VALUE;
+    taken->context->used -= taken->charged;
+    free(taken->host);
+    free(taken);
+    return OK;
+}
+
+API cuMemHostAlloc(void **pointer, size_t bytes, unsigned flags) {
+    IN_CONTEXT;
+    (void)flags;
+    if (ruins_capture(context))
+        return CAPTURE_UNSUPPORTED;
+    if (bytes == 0)
+        return INVALID_VALUE;
+    *pointer = NULL;
+    if (bytes > SIZE_MAX / 2 || posix_memalign(pointer, 4096, bytes))
+        return OUT_OF_MEMORY;
+    memset(*pointer, FRESH, bytes);
+    insert(context, PINNED, (uint64_t)(uintptr_t)*pointer, *pointer, bytes);
+    return OK;
+}
+
+/* Does not wait: nothing says that a real driver does. Work still queued finds dead memory. */
+API cuMemFreeHost(void *pointer) {
+    IN_CONTEXT;
+    if (ruins_capture(context))
+        return CAPTURE_UNSUPPORTED;
+    struct allocation *taken = take((uint64_t)(uintptr_t)pointer, is_pinned);
+    if (!taken)
+        return INVALID_VALUE;
+    memset(taken->host, FRESH, taken->bytes);
+    free(taken->host);
+    free(taken);
+    return OK;
+}
+
+/* The access rights of the mapping that holds all of a range, such as "r--s"; empty where none does. */
+static void rights_of(const void *pointer, size_t bytes, char rights[5]) {
+    FILE *maps = fopen("/proc/self/maps", "r");
+    char line[512], seen[5];
+    unsigned long from, to, first = (unsigned long)pointer;
+    rights[0] = 0;
+    while (maps && fgets(line, sizeof line, maps))
+        if (sscanf(line, "%lx-%lx %4s", &from, &to, seen) == 3 && from <= first && first + bytes <= to)
+            memcpy(rights, seen, sizeof seen);
+    if (maps)
+        fclose(maps);
+}
+
+API cuMemHostRegister_v2(void *pointer, size_t bytes, unsigned flags) {
+    IN_CONTEXT;
+    if (ruins_capture(context))
+        return CAPTURE_UNSUPPORTED;
+    bool read_only = flags & 8;
+    if (bytes == 0)
+        return INVALID_VALUE;
+    if (read_only && !fake.read_only_register)
+        return NOT_SUPPORTED;
+    char rights[5];
+    rights_of(pointer, bytes, rights);
+    bool shared = rights[3] == 's', writable = rights[1] == 'w';
+    if (read_only && !shared && !writable) {
+        fprintf(stderr, "fake-gpu: a real driver hangs here: a private read-only map was registered as read-only\n");
+        abort();
+    }
+    if (!read_only && !writable)
+        return INVALID_VALUE;
+    uint64_t address = (uint64_t)(uintptr_t)pointer;
+    for (struct allocation *at = allocations; at; at = at->next)
+        if (is_registered(at->kind) && address < at->address + at->bytes && at->address < address + bytes)
+            return ALREADY_REGISTERED;
+    if (fake.register_left >= 0) {
+        if (bytes > (size_t)fake.register_left)
+            return OUT_OF_MEMORY;
+        fake.register_left -= (long)bytes;
+    }
+    insert(context, read_only ? REGISTERED_READ_ONLY : REGISTERED, address, pointer, bytes);
+    return OK;
+}
+
+/* Does not wait, as cuMemFreeHost. */
+API cuMemHostUnregister(void *pointer) {
+    IN_CONTEXT;
+    if (ruins_capture(context))
+        return CAPTURE_UNSUPPORTED;
+    struct allocation *taken = take((uint64_t)(uintptr_t)pointer, is_registered);
+    if (!taken)
+        return NOT_REGISTERED;
+    free(taken);
+    return OK;
+}
+
+API cuMemHostGetDevicePointer_v2(uint64_t *address, void *pointer, unsigned flags) {
+    STARTED;
+    *address = (uint64_t)(uintptr_t)pointer;
+    for (struct allocation *at = allocations; at; at = at->next)
+        if (at->kind != DEVICE && *address >= at->address && *address < at->address + at->bytes)
+            return flags ? INVALID_VALUE : OK;
+    return INVALID_VALUE;
+}
