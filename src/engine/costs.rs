@@ -163,8 +163,7 @@ pub struct Costs {
     overlap: bool,
     link_bytes_per_s: Average,
     linear: Line,
-    key_prior_s: f64,
-    attention: Average,
+    attention: Line,
     experts: Line,
     /// By rows, from one to eight: windows are few enough to keep each apart.
     windows: [Average; 8],
@@ -177,7 +176,7 @@ impl Costs {
         Self {
             overlap,
             linear: Line::new(prior.chunk_s, prior.row_s),
-            key_prior_s: prior.key_s,
+            attention: Line::new(LAUNCH_S, prior.key_s),
             experts: Line::new(prior.expert_s, prior.routed_row_s),
             ..Self::default()
         }
@@ -198,7 +197,7 @@ impl Costs {
     /// Takes note of a block's times.
     pub fn note_block(&mut self, sample: &BlockSample) {
         self.linear.note(1.0, f64::from(sample.chunk_rows), sample.linear_s);
-        self.attention.note(sample.attention_s / sample.keys_seen);
+        self.attention.note(1.0, sample.keys_seen, sample.attention_s);
         self.experts.note(f64::from(sample.n_experts), f64::from(sample.routed_rows), sample.experts_s);
     }
 
@@ -227,10 +226,10 @@ impl Costs {
         self.linear.seconds(chunks, rows)
     }
 
-    /// Seconds of one layer's attention over `keys_seen` pairs of a row and a key.
+    /// Seconds of one layer's attention: `chunks` chunks with `keys_seen` pairs of a row and a key in all.
     #[must_use]
-    pub fn attention_s(&self, keys_seen: f64) -> f64 {
-        self.attention.get().unwrap_or(self.key_prior_s) * keys_seen
+    pub fn attention_s(&self, chunks: f64, keys_seen: f64) -> f64 {
+        self.attention.seconds(chunks, keys_seen)
     }
 
     /// Seconds of one layer's experts, `n_experts` of them with `routed_rows` rows in all.
@@ -295,7 +294,7 @@ mod tests {
     fn what_was_never_measured_takes_what_a_middling_card_takes() {
         let prior = Prior { chunk_s: 1.0, row_s: 0.1, key_s: 0.02, ..Prior::default() };
         let costs = Costs::new(true, prior);
-        assert!(close(costs.linear_s(1.0, 10.0), 2.0) && close(costs.attention_s(100.0), 2.0));
+        assert!(close(costs.linear_s(1.0, 10.0), 2.0) && close(costs.attention_s(0.0, 100.0), 2.0));
         assert!(close(costs.link_s(12e9), 1.0));
         assert_eq!(costs.window_s(4, |_, _| 0.0), None);
     }

@@ -24,6 +24,9 @@ const BLOCK_SECONDS_MAX: f64 = 10.0;
 const ROUTES_S: f64 = 40e-6;
 /// Time that lending and taking back take, beside the copies.
 const LOAN_S: f64 = 200e-6;
+/// Part by which a loan must be faster than nothing lent, and the alias faster than a loan.
+const LOAN_MARGIN: f64 = 0.05;
+const ALIAS_MARGIN: f64 = 0.06;
 /// Longest prompt that is read with nothing lent, where the settings leave it open.
 const SHORT_READ_TOKENS: usize = 128;
 
@@ -107,12 +110,22 @@ impl Candidate {
         self.longest_block_s <= BLOCK_SECONDS_MAX
     }
 
-    /// The better of two: short blocks first, then time; the first of equals, so the head stays where lending it gains nothing.
+    /// Predicted seconds with what a way must gain to be worth it: estimates err, and what is lent is missing for a while.
+    fn weighed_s(&self) -> f64 {
+        let margin = match self.way {
+            Way::Windows | Way::Wide => 0.0,
+            Way::Loan => LOAN_MARGIN,
+            Way::Alias => ALIAS_MARGIN,
+        };
+        self.seconds * (1.0 + margin)
+    }
+
+    /// The better of two: short blocks first, then time; the first of equals.
     fn better(self, other: Self) -> Self {
         let wins = match (self.keeps_blocks_short(), other.keeps_blocks_short()) {
             (true, false) => false,
             (false, true) => true,
-            _ => other.seconds < self.seconds,
+            _ => other.weighed_s() < self.weighed_s(),
         };
         if wins { other } else { self }
     }
@@ -159,8 +172,9 @@ impl Predictor<'_> {
 
     /// Seconds of one layer over `rows` tokens behind `past`, read in chunks of `chunk`.
     fn layer_s(&self, size: PromptSize, rows: f64, past: f64, lent_slots: u64) -> f64 {
-        let attention_s = self.costs.attention_s(keys_seen(past, rows));
-        let mixer_s = self.costs.linear_s((rows / f64::from(size.chunk)).ceil(), rows) + attention_s + ROUTES_S;
+        let chunks = (rows / f64::from(size.chunk)).ceil();
+        let attention_s = self.costs.attention_s(chunks, keys_seen(past, rows));
+        let mixer_s = self.costs.linear_s(chunks, rows) + attention_s + ROUTES_S;
         let touched = self.touched(rows);
         let routed_rows = rows * f64::from(self.model.n_expert_used);
         let experts_s = self.costs.experts_s(touched * f64::from(self.model.n_expert), routed_rows);
