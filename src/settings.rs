@@ -159,6 +159,28 @@ pub enum Refill {
 }
 words!(Refill { Lazy = "lazy", Strict = "strict" });
 
+/// How the head's VRAM is lent to the prompt path.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HeadAliasMode {
+    /// The head lies in the slab and prompt buffers lie over it: nothing is freed, no address changes.
+    #[default]
+    Overlay,
+    /// The head has an allocation of its own, which is freed for a prompt and made anew behind it.
+    Realloc,
+}
+words!(HeadAliasMode { Overlay = "overlay", Realloc = "realloc" });
+
+/// What the number of slots leaves room for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CacheSizing {
+    /// Head, graphs and the reserve, in both phases.
+    #[default]
+    Exact,
+    /// The reserve while a prompt is read, as the founding document sizes it: head and graphs come out of the reserve.
+    Seed,
+}
+words!(CacheSizing { Exact = "exact", Seed = "seed" });
+
 /// The device that holds the slab.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceSetting {
@@ -341,6 +363,10 @@ pub struct EngineSettings {
     pub block: BlockSetting,
     /// The head's VRAM may be lent to the prompt path.
     pub head_alias: bool,
+    /// How it is lent; without effect where `head_alias` is false.
+    pub head_alias_mode: HeadAliasMode,
+    /// What the number of slots leaves room for.
+    pub cache_sizing: CacheSizing,
     /// When it is lent; without effect where `head_alias` is false.
     pub alias_min_tokens: AliasThreshold,
     /// Which prompts may be read through windows; none where `deterministic`.
@@ -372,6 +398,8 @@ impl Default for EngineSettings {
             chunk: ChunkSetting::default(),
             block: BlockSetting::default(),
             head_alias: false,
+            head_alias_mode: HeadAliasMode::default(),
+            cache_sizing: CacheSizing::default(),
             alias_min_tokens: AliasThreshold::default(),
             short_read: ShortRead::default(),
             refill: Refill::default(),
@@ -435,6 +463,8 @@ mod tests {
         returns::<KvType>(KvType::CHOICES);
         returns::<Activations>(Activations::CHOICES);
         returns::<Refill>(Refill::CHOICES);
+        returns::<HeadAliasMode>(HeadAliasMode::CHOICES);
+        returns::<CacheSizing>(CacheSizing::CHOICES);
         returns::<DeviceSetting>(DeviceSetting::CHOICES);
         returns::<ContextSetting>(&["auto", "1", "4194304"]);
         returns::<ExpertCache>(&["auto", "1", "40"]);

@@ -7,13 +7,13 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use common::engine::{all_logits, device, engine, greedy, run, settings, synthetic_model, tokens};
-use ebbtide::backend::{Addr, AddrRange};
+use ebbtide::backend::AddrRange;
 use ebbtide::backends::host::{FreeReading, HostBackend};
 use ebbtide::engine::way::Way;
 use ebbtide::engine::{Engine, Event};
 use ebbtide::model::Model;
 use ebbtide::settings::{AliasThreshold, BlockSetting, ChunkSetting, EngineSettings, ExpertCache, Refill};
-use ebbtide::units::Bytes;
+use ebbtide::units::{Bytes, SlotId};
 
 const TOKENS_WRITTEN: usize = 6;
 
@@ -68,7 +68,7 @@ fn a_request_cancelled_at_any_event_leaves_the_engine_as_it_was() {
 }
 
 #[test]
-fn every_allocation_may_fail_and_all_memory_is_given_back() {
+fn every_allocation_may_fail_once_and_all_memory_is_given_back() {
     let owned = EngineSettings { head_alias: false, vram: Bytes::mib(64), expert_cache: ExpertCache::Auto, ..alias(32, 1) };
     for settings in [alias(32, 8), owned] {
         let mut failed = 0;
@@ -95,7 +95,8 @@ fn every_allocation_may_fail_and_all_memory_is_given_back() {
             }
             assert!(n < 100, "the fault was never past");
         }
-        assert!(failed >= 4, "{failed} allocations failed");
+        // Dense weights, KV cache, decode buffers. What the number of slots decides is tried again with fewer.
+        assert_eq!(failed, 3);
     }
 }
 
@@ -123,11 +124,8 @@ fn a_device_lost_at_any_launch_is_an_error_and_memory_comes_home() {
     assert!(lost > 20, "{lost}");
 }
 
-/// The range of one slot, counted back from the head.
 fn slot_range(engine: &Engine<HostBackend>, slot: u32) -> AddrRange {
-    let (head, plan) = (engine.head_range(), engine.plan());
-    let before_head = plan.slot_bytes * u64::from(plan.slots - slot);
-    AddrRange { start: Addr(head.start.0 - before_head.0), bytes: plan.slot_bytes }
+    engine.slot_range(SlotId(slot)).expect("no slot was given back")
 }
 
 #[test]

@@ -11,9 +11,10 @@ use common::rewrite::QWEN3_30B_A3B;
 use ebbtide::backends::host::{FreeReading, HostBackend, HostConfig};
 use ebbtide::engine::read_device_budget;
 use ebbtide::model::Model;
+use ebbtide::model::layout::{PromptLayout, PromptSize};
 use ebbtide::phase::plan::{PhaseBytes, lendable_slots};
 use ebbtide::phase::{DeviceBudget, Plan, PlanError, PromptMemory, WayOut};
-use ebbtide::settings::{Activations, BlockSetting, ChunkSetting, ContextSetting, EngineSettings, ExpertCache, KvType};
+use ebbtide::settings::{Activations, BlockSetting, ChunkSetting, ContextSetting, EngineSettings, ExpertCache, HeadAliasMode, KvType};
 use ebbtide::units::Bytes;
 use proptest::prelude::*;
 
@@ -55,7 +56,13 @@ fn check(model: &Model, settings: &EngineSettings, device: DeviceBudget, plan: &
         assert_eq!(sum, phase.total_bytes);
         assert!(sum <= plan.budget_bytes, "{plan}");
     }
-    assert_eq!(plan.decode.total_bytes, plan.prefill.total_bytes, "memory changes hands and nothing else\n{plan}");
+    match settings.head_alias_mode {
+        HeadAliasMode::Overlay => {
+            assert_eq!(plan.decode.total_bytes, plan.prefill.total_bytes, "memory changes hands and nothing else\n{plan}")
+        }
+        // What the buffers do not need of a head that is freed is nobody's.
+        HeadAliasMode::Realloc => assert!(plan.prefill.total_bytes <= plan.budget_bytes, "{plan}"),
+    }
     assert!((1..=n_routed).contains(&plan.slots));
     assert!((1..=8).contains(&plan.window_rows));
     assert_eq!(owner(&plan.decode, "expert slots"), plan.slot_bytes * u64::from(plan.slots));
@@ -75,6 +82,13 @@ fn check(model: &Model, settings: &EngineSettings, device: DeviceBudget, plan: &
             }
         }
     }
+    let fits = |chunk: u32, room| {
+        let size = PromptSize::chunk(chunk);
+        chunk == 0 || PromptLayout::new(&model.shape, &model.weights, plan.exact, size, room).is_some()
+    };
+    assert!(fits(plan.kept_head_chunk, plan.kept_head_room()) && fits(plan.alias_chunk, plan.alias_room()), "beside the pieces\n{plan}");
+    let in_pieces = plan.slots - plan.slab.main_slots(plan.slots);
+    assert!(in_pieces <= plan.slots / 4 && in_pieces < plan.slots, "{plan}");
     match settings.chunk {
         ChunkSetting::Tokens(tokens) => assert!(plan.chunk <= tokens),
         ChunkSetting::Auto { max } => assert!(plan.chunk <= max.unwrap_or(8192)),
@@ -92,7 +106,7 @@ fn follow(model: &Model, settings: &EngineSettings, error: &PlanError) {
         | PlanError::SlotsTooMany { way_out, .. }
         | PlanError::NoPromptRoom { way_out, .. }
         | PlanError::ReserveTooLarge { way_out, .. } => way_out,
-        PlanError::DeviceFull { .. } => return,
+        PlanError::DeviceFull { .. } | PlanError::NoSeedChunk { .. } | PlanError::NoSpill => return,
     };
     let WayOut { vram_mib, ctx_tokens, kv_q8_0, slots, reserve_mib } = way_out.clone();
     let works = |settings: &EngineSettings| plan(model, settings).is_ok();
@@ -134,8 +148,10 @@ fn any_settings() -> impl Strategy<Value = EngineSettings> {
     let block = prop_oneof![Just(BlockSetting::Auto), Just(BlockSetting::Chunk), (1u32..9000).prop_map(BlockSetting::Tokens),];
     let activations = prop_oneof![Just(Activations::Q8), Just(Activations::F32)];
     let reserve = proptest::option::of((0u64..600).prop_map(Bytes::mib));
-    (slots, ctx, chunk, block, kv, activations, reserve, any::<bool>()).prop_map(
-        |(expert_cache, ctx, chunk, block, kv, activations, vram_reserve, head_alias)| EngineSettings {
+    let alias =
+        prop_oneof![Just((false, HeadAliasMode::Overlay)), Just((true, HeadAliasMode::Overlay)), Just((true, HeadAliasMode::Realloc))];
+    (slots, ctx, chunk, block, kv, activations, reserve, alias).prop_map(
+        |(expert_cache, ctx, chunk, block, kv, activations, vram_reserve, (head_alias, head_alias_mode))| EngineSettings {
             expert_cache,
             ctx,
             chunk,
@@ -144,6 +160,7 @@ fn any_settings() -> impl Strategy<Value = EngineSettings> {
             activations,
             vram_reserve,
             head_alias,
+            head_alias_mode,
             ..EngineSettings::default()
         },
     )

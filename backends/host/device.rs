@@ -223,16 +223,21 @@ impl Backend for HostBackend {
         machine.check_alive()?;
         machine.refuse_while_recording("malloc")?;
         let free = machine.free();
-        if Faults::strikes(&mut machine.faults.mallocs_until_failure) || bytes > free {
+        if machine.faults.refuses(bytes, purpose) || bytes > free {
             return Err(BackendError::OutOfMemory { pool: Pool::Device, purpose: purpose.to_owned(), requested: bytes, free });
         }
-        machine.memory.allocate_device(bytes, purpose).map(|range| self.memory(range))
+        let reuse = machine.faults.reuses_address();
+        machine.memory.allocate_device(bytes, purpose, reuse).map(|range| self.memory(range))
     }
 
     fn alloc_pinned(&self, bytes: Bytes, purpose: &str) -> Result<HostMemory> {
         let mut machine = self.machine.borrow_mut();
         machine.check_alive()?;
         machine.refuse_while_recording("alloc_pinned")?;
+        if Faults::strikes(&mut machine.faults.pinned_until_failure) {
+            let (purpose, free) = (purpose.to_owned(), Bytes::ZERO);
+            return Err(BackendError::OutOfMemory { pool: Pool::PinnedHost, purpose, requested: bytes, free });
+        }
         machine.memory.allocate_pinned(bytes, purpose).map(|range| self.memory(range))
     }
 
@@ -295,12 +300,16 @@ impl Backend for HostBackend {
         let mut machine = self.machine.borrow_mut();
         machine.memory.readable("copy source", AddrRange { start: copy.src, bytes: copy.bytes })?;
         machine.memory.writable("copy destination", AddrRange { start: copy.dst, bytes: copy.bytes })?;
+        machine.take_transfer()?;
+        machine.touch(AddrRange { start: copy.dst, bytes: copy.bytes });
         machine.submit(stream.0, Command::Copy(copy))
     }
 
     fn fill(&self, stream: &HostStream, range: AddrRange, byte: u8) -> Result<()> {
         let mut machine = self.machine.borrow_mut();
         machine.memory.writable("fill", range)?;
+        machine.take_transfer()?;
+        machine.touch(range);
         machine.submit(stream.0, Command::Fill(range, byte))
     }
 

@@ -144,7 +144,21 @@ impl Machine {
 
     /// Device memory that an allocation could still take.
     pub fn free(&self) -> Bytes {
-        self.memory.total().saturating_sub(self.memory.used()).saturating_sub(self.faults.held_by_others)
+        let taken = self.memory.used() + self.memory.taken_by_touch() + self.faults.held_by_others;
+        self.memory.total().saturating_sub(taken)
+    }
+
+    /// Refuses a copy or a fill where that is injected.
+    pub fn take_transfer(&mut self) -> Result<()> {
+        match Faults::strikes(&mut self.faults.transfers_until_refused) {
+            true => Err(BackendError::OutOfOrder { call: "a transfer", state: "the driver is out of resources (injected fault)" }),
+            false => Ok(()),
+        }
+    }
+
+    /// Notes that device memory is about to be written.
+    pub fn touch(&mut self, range: AddrRange) {
+        self.memory.touch(range, self.faults.touch_takes_percent);
     }
 
     /// Queues a graph's commands.

@@ -91,6 +91,10 @@ pub enum Place {
 pub struct MemoryTable {
     allocations: BTreeMap<u64, Allocation>,
     next_address: u64,
+    /// Start and length of device allocations that are no more.
+    freed: Vec<(u64, u64)>,
+    /// What was taken beyond the bytes of an allocation when it was first written, by its start.
+    touched: BTreeMap<u64, u64>,
     total: Bytes,
     used: Bytes,
     peak: Bytes,
@@ -101,7 +105,16 @@ pub struct MemoryTable {
 impl MemoryTable {
     /// A device of `total` bytes with nothing allocated.
     pub fn new(total: Bytes) -> Self {
-        Self { allocations: BTreeMap::new(), next_address: 1 << 32, total, used: Bytes::ZERO, peak: Bytes::ZERO, dry: false }
+        Self {
+            allocations: BTreeMap::new(),
+            next_address: 1 << 32,
+            freed: Vec::new(),
+            touched: BTreeMap::new(),
+            total,
+            used: Bytes::ZERO,
+            peak: Bytes::ZERO,
+            dry: false,
+        }
     }
 
     /// The same for a dry run. Memory takes RAM only where the host or a router has written; the rest reads as zeros.
@@ -123,6 +136,26 @@ impl MemoryTable {
 
     pub fn peak(&self) -> Bytes {
         self.peak
+    }
+
+    /// Bytes taken beyond those of the allocations.
+    pub fn taken_by_touch(&self) -> Bytes {
+        Bytes(self.touched.values().sum())
+    }
+
+    /// Notes a write to device memory: the first one to an allocation takes `percent` of its bytes more.
+    pub fn touch(&mut self, range: AddrRange, percent: u64) {
+        if let Some((&start, allocation)) = self.allocations.range(..=range.start.0).next_back()
+            && matches!(allocation.storage, Storage::Device(_))
+        {
+            self.touched.entry(start).or_insert(allocation.bytes / 100 * percent);
+        }
+    }
+
+    /// The address of a freed device allocation of this size, where no live one has taken it.
+    fn freed_address(&mut self, bytes: Bytes) -> Option<u64> {
+        let at = self.freed.iter().rposition(|&(_, length)| length == bytes.0)?;
+        Some(self.freed.swap_remove(at).0)
     }
 
     fn insert(&mut self, bytes: Bytes, storage: Storage) -> AddrRange {
@@ -148,13 +181,20 @@ impl MemoryTable {
         self.used = self.used.saturating_sub(bytes);
     }
 
-    pub fn allocate_device(&mut self, bytes: Bytes, purpose: &str) -> Result<AddrRange> {
+    /// Allocates at a fresh address; with `reuse` at that of a freed allocation of the same size, where there is one.
+    pub fn allocate_device(&mut self, bytes: Bytes, purpose: &str, reuse: bool) -> Result<AddrRange> {
         self.charge(bytes, purpose)?;
         let Some(block) = self.block(bytes) else {
             self.discharge(bytes);
             return Err(BackendError::OutOfMemory { pool: Pool::Device, purpose: purpose.to_owned(), requested: bytes, free: Bytes::ZERO });
         };
-        let range = self.insert(bytes, Storage::Device(block));
+        let range = match reuse.then(|| self.freed_address(bytes)).flatten() {
+            Some(start) => {
+                self.allocations.insert(start, Allocation { bytes: bytes.0, storage: Storage::Device(block) });
+                AddrRange { start: Addr(start), bytes }
+            }
+            None => self.insert(bytes, Storage::Device(block)),
+        };
         self.poison(range)?;
         Ok(range)
     }
@@ -182,6 +222,8 @@ impl MemoryTable {
             let poisoned = self.poison(AddrRange { start, bytes });
             debug_assert!(poisoned.is_ok(), "a live device allocation can be written");
             self.discharge(bytes);
+            self.freed.push((start.0, bytes.0));
+            self.touched.remove(&start.0);
         }
         self.allocations.remove(&start.0);
     }
@@ -271,7 +313,7 @@ mod tests {
     #[test]
     fn an_access_that_leaves_its_allocation_is_refused_even_where_the_next_one_follows() {
         let mut table = MemoryTable::new(Bytes(4096));
-        let [first, second] = [0, 1].map(|_| table.allocate_device(Bytes(100), "a test").expect("room"));
+        let [first, second] = [0, 1].map(|_| table.allocate_device(Bytes(100), "a test", false).expect("room"));
         assert!(second.start.0 >= first.end().0 + GUARD, "a guard lies between allocations");
         assert!(table.readable("a test", range(first.start, 100)).is_ok());
         assert!(table.readable("a test", range(first.end(), 0)).is_ok(), "an empty range at the end touches nothing");
@@ -295,9 +337,9 @@ mod tests {
     #[test]
     fn an_address_is_never_given_twice() {
         let mut table = MemoryTable::new(Bytes(4096));
-        let first = table.allocate_device(Bytes(100), "a test").expect("room");
+        let first = table.allocate_device(Bytes(100), "a test", false).expect("room");
         table.release(first.start);
-        let second = table.allocate_device(Bytes(100), "a test").expect("room");
+        let second = table.allocate_device(Bytes(100), "a test", false).expect("room");
         assert!(!first.overlaps(second));
         assert!(table.readable("a test", first).is_err());
         table.release(first.start);
@@ -307,12 +349,12 @@ mod tests {
     #[test]
     fn the_budget_counts_device_memory_and_charges_alone() {
         let mut table = MemoryTable::new(Bytes(1000));
-        let device = table.allocate_device(Bytes(600), "a test").expect("room");
+        let device = table.allocate_device(Bytes(600), "a test", false).expect("room");
         table.charge(Bytes(300), "a graph").expect("room");
         table.allocate_pinned(Bytes(5000), "a test").expect("host memory");
         table.register(Arc::new(vec![0_u8; 5000]));
         assert_eq!((table.used(), table.peak()), (Bytes(900), Bytes(900)));
-        let refused = table.allocate_device(Bytes(101), "one too many");
+        let refused = table.allocate_device(Bytes(101), "one too many", false);
         let purpose = "one too many".to_owned();
         assert_eq!(refused, Err(BackendError::OutOfMemory { pool: Pool::Device, purpose, requested: Bytes(101), free: Bytes(100) }));
         table.release(device.start);
@@ -323,7 +365,7 @@ mod tests {
     #[test]
     fn host_memory_lies_across_the_link() {
         let mut table = MemoryTable::new(Bytes(1000));
-        let device = table.allocate_device(Bytes(10), "a test").expect("room");
+        let device = table.allocate_device(Bytes(10), "a test", false).expect("room");
         let pinned = table.allocate_pinned(Bytes(10), "a test").expect("host memory");
         let registered = table.register(Arc::new(vec![0_u8; 10]));
         let places = [device, pinned, registered].map(|range| table.place(range));
@@ -333,11 +375,11 @@ mod tests {
     #[test]
     fn a_dry_device_keeps_its_books_and_moves_only_what_is_the_hosts() {
         let mut table = MemoryTable::dry(Bytes(4096));
-        let [device, other] = [0, 1].map(|_| table.allocate_device(Bytes(1024), "a test").expect("room"));
+        let [device, other] = [0, 1].map(|_| table.allocate_device(Bytes(1024), "a test", false).expect("room"));
         let pinned = table.allocate_pinned(Bytes(1024), "a test").expect("host memory");
         let registered = table.register(Arc::new(vec![7_u8; 1024]));
         assert_eq!(table.used(), Bytes(2048));
-        assert!(table.allocate_device(Bytes(2049), "one too many").is_err());
+        assert!(table.allocate_device(Bytes(2049), "one too many", false).is_err());
         let first = |table: &MemoryTable, memory: AddrRange| {
             let data = table.readable("a test", memory).expect("live");
             // SAFETY: the table answers for the byte, which nothing writes meanwhile.
@@ -363,7 +405,7 @@ mod tests {
     fn a_dry_device_may_be_larger_than_the_machine() {
         let terabyte = Bytes::mib(1 << 20);
         let mut table = MemoryTable::dry(terabyte);
-        let slab = table.allocate_device(terabyte, "a slab").expect("nothing but addresses");
+        let slab = table.allocate_device(terabyte, "a slab", false).expect("nothing but addresses");
         let last = AddrRange { start: slab.start.offset(terabyte - Bytes(1)), bytes: Bytes(1) };
         assert!(table.writable("a test", last).is_ok());
     }
@@ -377,7 +419,7 @@ mod tests {
     #[test]
     fn a_copy_between_overlapping_ranges_moves_the_old_contents() {
         let mut table = MemoryTable::new(Bytes(1000));
-        let memory = table.allocate_device(Bytes(8), "a test").expect("room");
+        let memory = table.allocate_device(Bytes(8), "a test", false).expect("room");
         for at in 0..8_u8 {
             table.fill(range(memory.start.offset(Bytes(u64::from(at))), 1), at).expect("inside");
         }

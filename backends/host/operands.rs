@@ -129,7 +129,7 @@ mod tests {
 
     fn table() -> (MemoryTable, Addr) {
         let mut table = MemoryTable::new(Bytes(4096));
-        let range = table.allocate_device(Bytes(256), "a test").expect("room");
+        let range = table.allocate_device(Bytes(256), "a test", false).expect("room");
         (table, range.start)
     }
 

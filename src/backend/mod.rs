@@ -106,7 +106,8 @@ pub struct MemoryInfo {
     pub os_budget: Option<Bytes>,
 }
 
-/// Host memory to make readable by the device.
+/// Host memory to make readable by the device. It may begin and end anywhere: two regions may share a page, so a backend whose driver
+/// locks whole pages locks each of them once.
 #[derive(Clone)]
 pub enum HostRegion {
     /// A read-only file map (`MAP_SHARED`, `PROT_READ`), registered in place and page-locked. Memory that is mapped otherwise, such
@@ -182,7 +183,7 @@ pub trait Backend: 'static {
     /// What this device can do.
     fn capabilities(&self) -> &Capabilities;
 
-    /// Free and total memory now.
+    /// Free and total memory now. A fault that an earlier call left behind is cleared before the driver is asked.
     ///
     /// # Errors
     /// [`BackendError::DeviceLost`], or whatever the driver answers. A caller retries and falls back to its own books.

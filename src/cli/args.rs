@@ -9,8 +9,8 @@ use std::path::PathBuf;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
 use crate::settings::{
-    Activations, AliasThreshold, BlockSetting, CONTEXT_TOKENS_MAX, ChunkSetting, ContextSetting, DeviceSetting, ExpertCache, KvType,
-    MEMORY_MIB_MAX, Refill, SettingError, ShortRead, THREADS_MAX, WholeNumber,
+    Activations, AliasThreshold, BlockSetting, CONTEXT_TOKENS_MAX, CacheSizing, ChunkSetting, ContextSetting, DeviceSetting, ExpertCache,
+    HeadAliasMode, KvType, MEMORY_MIB_MAX, Refill, SettingError, ShortRead, THREADS_MAX, WholeNumber,
 };
 
 const MODEL: &str = "Model";
@@ -269,9 +269,9 @@ pub struct MemoryArgs {
     /// A learned profile of the experts in use.
     #[arg(long, value_name = "FILE", hide = true)]
     pub expert_profile: Option<PathBuf>,
-    /// How the cache is sized: exact counts head and graphs
-    #[arg(long, value_name = "exact|seed", default_value = "exact", value_parser = one_of(&["exact", "seed"]), hide = true)]
-    pub cache_sizing: String,
+    /// How the cache is sized: exact keeps the reserve in both phases; seed counts neither head nor graphs, for comparison
+    #[arg(long, value_name = "exact|seed", default_value = "exact")]
+    pub cache_sizing: CacheSizing,
     /// RAM for parked conversations; 0 reads every prompt from its first token
     #[arg(long, value_name = "MIB", value_parser = whole(MEMORY_OR_NONE), default_value = "512")]
     pub prefix_cache_mib: u64,
@@ -290,9 +290,9 @@ pub struct PromptArgs {
     /// Lend the output head's VRAM to the prompt path
     #[arg(long, value_name = SWITCH, value_parser = switch, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false")]
     pub prefill_head_alias: bool,
-    /// How the head's VRAM is lent
-    #[arg(long, value_name = "overlay|realloc", default_value = "overlay", value_parser = one_of(&["overlay", "realloc"]), hide = true)]
-    pub head_alias_mode: String,
+    /// How the head's VRAM is lent: overlay in place, realloc by freeing the head and making it anew, for comparison
+    #[arg(long, value_name = "overlay|realloc", default_value = "overlay")]
+    pub head_alias_mode: HeadAliasMode,
     /// Fresh tokens from which the head is lent; auto compares bytes over the link, 0 always lends
     #[arg(long, value_name = "auto|N", default_value = "auto")]
     pub alias_min_tokens: AliasThreshold,

@@ -16,7 +16,9 @@ use super::exit::{Classified, ExitStatus};
 use super::not_yet::NOT_YET;
 use super::sources::{Resolved, Setting, Settings, Source};
 use super::tokens;
-use crate::settings::{AliasThreshold, BlockSetting, ChunkSetting, ContextSetting, EngineSettings, SamplingSettings, TokenSource};
+use crate::settings::{
+    AliasThreshold, BlockSetting, CacheSizing, ChunkSetting, ContextSetting, EngineSettings, HeadAliasMode, SamplingSettings, TokenSource,
+};
 use crate::units::Bytes;
 
 /// A checked call.
@@ -243,6 +245,7 @@ impl Checker<'_> {
     fn engine(&mut self, args: &EngineArgs) -> EngineSettings {
         self.refuse_block_below_chunk(args);
         self.refuse_large_reserve(args);
+        self.refuse_modes_without_alias(args);
         self.warn_of_no_effect(args);
         let EngineArgs { memory, prompt, general, .. } = args;
         EngineSettings {
@@ -256,6 +259,8 @@ impl Checker<'_> {
             chunk: prompt.prefill,
             block: prompt.prefill_block,
             head_alias: prompt.prefill_head_alias,
+            head_alias_mode: prompt.head_alias_mode,
+            cache_sizing: memory.cache_sizing,
             alias_min_tokens: prompt.alias_min_tokens,
             short_read: prompt.short_read,
             refill: prompt.refill,
@@ -273,6 +278,26 @@ impl Checker<'_> {
             let (block_shown, chunk_shown) = (self.shown("prefill-block"), self.shown("prefill"));
             self.refusals.push(format!(
                 "{block_shown} with {chunk_shown}: a block holds whole chunks. Raise --prefill-block to {chunk} or lower --prefill to {block}"
+            ));
+        }
+    }
+
+    fn refuse_modes_without_alias(&mut self, args: &EngineArgs) {
+        if args.prompt.prefill_head_alias {
+            return;
+        }
+        if args.prompt.head_alias_mode == HeadAliasMode::Realloc {
+            let mode = self.shown("head-alias-mode");
+            self.refusals.push(format!(
+                "{mode} without --prefill-head-alias: it says how the head is lent, and the head is not lent. Add \
+                 --prefill-head-alias, or leave it at overlay"
+            ));
+        }
+        if args.memory.cache_sizing == CacheSizing::Seed {
+            let sizing = self.shown("cache-sizing");
+            self.refusals.push(format!(
+                "{sizing} without --prefill-head-alias: it sizes the cache for a head that is lent, and the head is not lent. Add \
+                 --prefill-head-alias, or leave it at exact"
             ));
         }
     }
@@ -365,7 +390,8 @@ mod tests {
     #[test]
     fn every_setting_reaches_the_engine() {
         let line = "ebbtide plan -m m.gguf --vram-mib 4000 --vram-reserve-mib 100 --pin-mib 0 --ctx 2048 --kv q8_0 --expert-cache 40 --prefix-cache-mib 100 \
-            --prefill 512 --prefill-block 512 --prefill-head-alias --alias-min-tokens 0 --short-read 5 --refill strict \
+            --prefill 512 --prefill-block 512 --prefill-head-alias --head-alias-mode realloc --cache-sizing seed --alias-min-tokens 0 --short-read 5 \
+            --refill strict \
             --activations f32 --deterministic --window-hashes h --threads 3 --device host --spec 0 --draft off";
         let Command::Plan(plan) = command(line) else { panic!("a plan was asked for") };
         let expected = EngineSettings {
@@ -379,6 +405,8 @@ mod tests {
             chunk: ChunkSetting::Tokens(512),
             block: BlockSetting::Tokens(512),
             head_alias: true,
+            head_alias_mode: HeadAliasMode::Realloc,
+            cache_sizing: CacheSizing::Seed,
             alias_min_tokens: AliasThreshold::Tokens(0),
             short_read: crate::settings::ShortRead::Tokens(5),
             refill: crate::settings::Refill::Strict,
@@ -410,13 +438,28 @@ mod tests {
     }
 
     #[test]
+    fn ways_of_lending_the_head_are_refused_where_it_is_not_lent() {
+        let told = refusals("ebbtide run -m m -p x --head-alias-mode realloc --cache-sizing seed --vram-reserve-mib 9000");
+        let starts = [
+            "--vram-reserve-mib 9000 with --vram-mib 8192",
+            "--head-alias-mode realloc without --prefill-head-alias: ",
+            "--cache-sizing seed without --prefill-head-alias: ",
+        ];
+        assert!(told.len() == 3 && starts.iter().zip(&told).all(|(start, refusal)| refusal.starts_with(start)), "{told:#?}");
+        for mode in ["--head-alias-mode realloc", "--cache-sizing seed", "--head-alias-mode realloc --cache-sizing seed"] {
+            assert!(checked(&format!("ebbtide plan -m m --prefill-head-alias {mode}"), &[]).is_ok(), "{mode}");
+        }
+        assert!(checked("ebbtide plan -m m --head-alias-mode overlay --cache-sizing exact", &[]).is_ok());
+    }
+
+    #[test]
     fn all_refusals_come_at_once_and_each_names_what_clashes() {
         let told = refusals(
-            "ebbtide logits --prefill-head-alias --head-alias-mode realloc --prefill-block 256 --prefill 512 --vram-mib 100 \
+            "ebbtide logits --prefill-head-alias --sim-link-us 3 --prefill-block 256 --prefill 512 --vram-mib 100 \
              --vram-reserve-mib 100",
         );
         let starts = [
-            "--head-alias-mode realloc is not in this version: ",
+            "--sim-link-us 3 is not in this version: ",
             "--prefill-head-alias with logits: ",
             "--prefill-block 256 with --prefill 512: ",
             "--vram-reserve-mib 100 with --vram-mib 100: ",
@@ -433,8 +476,6 @@ mod tests {
     #[test]
     fn what_is_to_come_is_refused_and_never_left_out() {
         let values = |flag: &str| match flag {
-            "head-alias-mode" => "realloc",
-            "cache-sizing" => "seed",
             "draft" => "lookup",
             "mtp" => "true",
             "spec-min-p" => "0.5",

@@ -157,6 +157,10 @@ impl<B: Backend> CapturedWindows<B> {
         let mut failures = Failures::default();
         self.capture(Half::Head, stream, &mut failures)?;
         self.recaptures += u64::from(failures.tried - failures.failed);
+        if failures.failed > 0 {
+            // A head that moves with every prompt is not tried, and told of, every time.
+            self.capturing = false;
+        }
         Ok(failures.notice())
     }
 

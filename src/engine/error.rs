@@ -21,6 +21,14 @@ pub enum EngineError {
     /// The device failed.
     #[error(transparent)]
     Backend(#[from] BackendError),
+    /// What a prompt had borrowed is not home yet. The next request tries again before it does anything else.
+    #[error(
+        "VRAM that a prompt had borrowed could not be brought back ({cause}); nothing is written before it is, and the next request tries again"
+    )]
+    NotRestored {
+        /// What stopped it.
+        cause: BackendError,
+    },
     /// The experts cannot be reached.
     #[error(transparent)]
     Store(#[from] StoreError),

@@ -9,6 +9,9 @@ pub mod costs;
 pub mod decode;
 pub mod embedding;
 mod error;
+mod fit;
+mod free_memory;
+mod guard;
 mod hashes;
 pub mod prefill;
 pub mod prefix_cache;
@@ -25,25 +28,27 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub use error::EngineError;
-pub use start::read_device_budget;
+pub use free_memory::{FreeMemory, read_device_budget};
 
-use crate::backend::{AddrRange, Backend, DeviceMemory};
+use crate::backend::{AddrRange, Backend};
 use crate::experts::ExpertCounters;
 use crate::experts::Experts;
 use crate::model::Model;
 use crate::model::forward::{Forward, ResidentAddrs};
 use crate::model::layout::{PromptLayout, PromptRoom, PromptSize};
-use crate::phase::Scheduler;
 use crate::phase::levelled::{levelled, levelled_len};
-use crate::phase::plan::{Plan, PromptMemory};
+use crate::phase::plan::{DeviceBudget, Plan, PromptMemory};
 use crate::phase::prompt_sizes::largest_fitting;
-use crate::phase::region::{Loan, LoanRequest};
+use crate::phase::region::Loan;
 use crate::phase::scheduler::PhaseCounters;
+use crate::phase::{Phase, Scheduler};
 use crate::settings::EngineSettings;
-use crate::units::{Bytes, TokenId};
+use crate::units::{Bytes, SlotId, TokenId};
 use costs::Costs;
 use decode::Windows;
 use embedding::Embedding;
+use fit::Beside;
+use guard::{Guard, PlacedPrompt};
 use prefill::{Block, BlockReader, PromptPath};
 use prefix_cache::{PrefixCache, PrefixCounters};
 use sampler::{Sampler, Sampling};
@@ -116,6 +121,8 @@ pub struct Outcome {
     pub lowest_free: Option<Bytes>,
     /// Bytes of prompt buffers beside the arena.
     pub spill_bytes: Bytes,
+    /// Slots in use at the end.
+    pub slots: u32,
     /// What the phases did in this request.
     pub phases: PhaseCounters,
     /// What the experts did in this request.
@@ -157,12 +164,14 @@ pub struct Engine<B: Backend> {
     model: Arc<Model>,
     settings: EngineSettings,
     plan: Plan,
+    device: DeviceBudget,
+    guard: Guard,
     resident: ResidentAddrs,
     scheduler: Scheduler<B>,
     experts: Experts<B>,
     windows: Windows<B>,
-    owned_prompt: Option<B::Buffer>,
-    wide_buffer: Option<B::Buffer>,
+    /// `None` only where it could not be had again yet.
+    beside: Option<Beside<B>>,
     prompt_path: PromptPath<B>,
     costs: Costs,
     window_times: [B::Event; 2],
@@ -191,10 +200,22 @@ impl<B: Backend> Engine<B> {
         &self.model
     }
 
-    /// Where the output head lies; constant.
+    /// Where the output head lies; constant unless it is freed for prompts, or the slab had to be made smaller.
     #[must_use]
     pub fn head_range(&self) -> AddrRange {
         self.scheduler.regions().head()
+    }
+
+    /// Where a slot lies; `None` for one that was given back.
+    #[must_use]
+    pub fn slot_range(&self, slot: SlotId) -> Option<AddrRange> {
+        self.scheduler.regions().slot_in_use(slot)
+    }
+
+    /// The phase; Decode between requests, unless a fault left something to bring home.
+    #[must_use]
+    pub fn phase(&self) -> Phase {
+        self.scheduler.phase()
     }
 
     /// The experts, for reports.
@@ -260,9 +281,10 @@ impl<B: Backend> Engine<B> {
     /// device's faults; logits that are no numbers.
     pub fn generate(&mut self, request: &Request, on_event: &mut OnEvent<'_>) -> Result<Outcome, EngineError> {
         self.check_prompt(&request.prompt)?;
+        let recaptures_before = self.windows.recaptures();
+        self.look_at_memory()?;
         let phases_before = self.scheduler.counters()?;
         let experts_before = self.experts.counters();
-        let recaptures_before = self.windows.recaptures();
         self.lowest_free = None;
         self.spilled = Bytes::ZERO;
         let started = Instant::now();
@@ -282,6 +304,7 @@ impl<B: Backend> Engine<B> {
             decode: Duration::ZERO,
             lowest_free: None,
             spill_bytes: Bytes::ZERO,
+            slots: 0,
             phases: phases_before,
             experts: experts_before,
             recaptures: 0,
@@ -292,6 +315,7 @@ impl<B: Backend> Engine<B> {
         self.note_free_memory();
         outcome.lowest_free = self.lowest_free;
         outcome.spill_bytes = self.spilled;
+        outcome.slots = self.scheduler.regions().n_slots_in_use();
         outcome.phases = phases_since(phases_before, self.scheduler.counters()?);
         if outcome.phases.head_reloads > 0 {
             self.costs.note_link(self.model.weights.head.bytes, outcome.phases.head_reload_ms / 1e3);
@@ -382,24 +406,12 @@ impl<B: Backend> Engine<B> {
         on_event: &mut OnEvent<'_>,
         logits: Option<&mut LogitsSink<'_>>,
     ) -> Result<ControlFlow<()>, EngineError> {
-        let layout = self.prompt_layout(size, self.prompt_room(way)).expect("the chosen size fits the plan");
-        let with_head = way == Way::Alias;
-        let owned = self.owned_prompt.as_ref().map(DeviceMemory::range);
-        let wide = self.wide_buffer.as_ref().map(DeviceMemory::range).filter(|_| way == Way::Wide);
-        let (arena, spill, loan) = match wide.or_else(|| owned.filter(|_| !with_head)) {
-            Some(range) => (range, None, None),
-            None => {
-                let keep_slots = if with_head { ALIAS_KEPT_SLOTS } else { self.plan.slots - self.lendable_slots() };
-                let request = LoanRequest { bytes: layout.arena_bytes, with_head, keep_slots };
-                let loan = self.scheduler.lend(request, &mut self.experts, &self.compute)?;
-                (loan.arena(), owned, Some(loan))
-            }
-        };
+        let PlacedPrompt { layout, arena, spill, loan } = self.place_prompt(size, way)?;
         self.spilled = layout.spill_bytes;
         let read = self.read_blocks(tokens, &PromptPlace { layout, arena, spill, loan: loan.as_ref() }, on_event, logits);
         self.note_free_memory();
         if let Some(loan) = loan {
-            self.scheduler.restore(loan, &mut self.experts, &self.compute, self.settings.refill)?;
+            self.bring_home(Some(loan))?;
         }
         read
     }
@@ -502,6 +514,7 @@ impl<B: Backend> Engine<B> {
         }
         check_tokens(tokens, self.model.shape.n_vocab)?;
         self.reset();
+        self.look_at_memory()?;
         let chunk = self.logits_chunk(tokens.len())?;
         let size = PromptSize { all_logits: true, ..PromptSize::chunk(chunk) };
         self.read_in_blocks(tokens, size, Way::Loan, on_event, Some(sink))
@@ -527,9 +540,13 @@ impl<B: Backend> Engine<B> {
     }
 
     fn note_free_memory(&mut self) {
-        // As at start, 0 or more than the total is asked for once more; a device that is full says 0 twice.
-        let free = || self.backend.memory_info().ok().and_then(|info| info.free.filter(|free| *free <= info.total));
-        if let Some(free) = free().filter(|free| *free > Bytes::ZERO).or_else(free) {
+        let free = match FreeMemory::read(&*self.backend) {
+            FreeMemory::Believed { free, .. } => Some(free),
+            // A device that is full says 0 twice.
+            FreeMemory::Impossible { free: Bytes::ZERO, .. } => Some(Bytes::ZERO),
+            FreeMemory::Impossible { .. } | FreeMemory::NotSaid(_) | FreeMemory::Failed(_) => None,
+        };
+        if let Some(free) = free {
             self.lowest_free = Some(self.lowest_free.map_or(free, |lowest| lowest.min(free)));
         }
     }

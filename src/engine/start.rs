@@ -6,72 +6,21 @@ use std::sync::Arc;
 use super::costs::{Costs, Prior};
 use super::decode::Windows;
 use super::embedding::Embedding;
+use super::fit::{PlanInputs, Taken};
+use super::free_memory::read_device_budget;
+use super::guard::Guard;
 use super::prefill::PromptPath;
 use super::prefix_cache::{KvRows, PrefixCache};
 use super::timelines::Timelines;
 use super::{Engine, EngineError};
-use crate::backend::{Backend, Copy, DeviceMemory, Direction, MemoryInfo};
+use crate::backend::{Backend, Copy, DeviceMemory, Direction};
+use crate::experts::ram::HostRam;
 use crate::experts::{ExpertStore, Experts};
 use crate::model::forward::{Forward, ResidentAddrs};
 use crate::model::layout::WindowLayout;
 use crate::model::{Model, ModelWeights};
-use crate::phase::plan::{DeviceBudget, PromptMemory};
-use crate::phase::{Plan, Scheduler};
 use crate::settings::EngineSettings;
 use crate::units::Bytes;
-
-/// Share of a device that is taken to be ours where the driver does not say what is free, in percent.
-const SAFE_SHARE_PERCENT: u64 = 80;
-
-/// Asks a device what it has for us.
-///
-/// A free figure of 0, above the total, or none at all is not believed: it is asked for once more, then our own books decide (at
-/// start nothing is ours, so the device counts as empty). Where the driver says plainly that it does not know, a safe share of the
-/// total is used. Either is told in the second value.
-#[must_use]
-pub fn read_device_budget<B: Backend>(backend: &B) -> (DeviceBudget, Option<String>) {
-    let capabilities = backend.capabilities();
-    let sane = |info: &MemoryInfo| info.free.is_some_and(|free| free > Bytes::ZERO && free <= info.total);
-    let first = backend.memory_info();
-    let reading = match &first {
-        Ok(info) if sane(info) => first.clone(),
-        _ => backend.memory_info(),
-    };
-    let budget = |total, used_by_others, os_budget| DeviceBudget {
-        total,
-        used_by_others,
-        os_budget,
-        graph_node_bytes: capabilities.graph_node_bytes,
-        borrow_spill: capabilities.borrow_spill,
-    };
-    match reading {
-        Ok(info) if sane(&info) => (budget(info.total, info.total.saturating_sub(info.free.unwrap_or(info.total)), info.os_budget), None),
-        Ok(MemoryInfo { free: None, total, os_budget }) => {
-            let ours = Bytes(total.0 / 100 * SAFE_SHARE_PERCENT);
-            let notice = format!(
-                "the {} driver does not say how much memory is free: planning with {ours}, {SAFE_SHARE_PERCENT} % of {total}; set --vram-mib to decide otherwise",
-                capabilities.backend
-            );
-            (budget(total, total - ours, os_budget), Some(notice))
-        }
-        Ok(info) => {
-            let notice = format!(
-                "the {} driver's reading of free memory ({:?}) is not believed: planning by our own books",
-                capabilities.backend, info.free
-            );
-            (budget(info.total, Bytes::ZERO, info.os_budget), Some(notice))
-        }
-        Err(error) => {
-            // Not even the total is known; the largest allocation says how large the device is at least.
-            let total = capabilities.max_allocation_bytes;
-            let ours = Bytes(total.0 / 100 * SAFE_SHARE_PERCENT);
-            let notice = format!(
-                "free memory cannot be read ({error}): planning with {ours}, {SAFE_SHARE_PERCENT} % of the largest allocation; set --vram-mib to decide otherwise"
-            );
-            (budget(total, total - ours, None), Some(notice))
-        }
-    }
-}
 
 impl<B: Backend> Engine<B> {
     /// Plans, allocates and loads. `on_progress` is told bytes loaded, of all.
@@ -87,18 +36,22 @@ impl<B: Backend> Engine<B> {
         let backend = Rc::new(backend);
         let mut notices = Vec::new();
         let (device, notice) = read_device_budget(&*backend);
+        let budget_is_known = notice.is_none();
         notices.extend(notice);
-        let plan = Plan::new(&model.shape, &model.weights, device, settings)?;
+        let inputs = PlanInputs { model: &model, settings, device };
+        let plan = inputs.plan()?;
+        let planned_slots = plan.slots;
         let weights = &model.weights;
         let compute = backend.create_stream()?;
-        let store = ExpertStore::register(&*backend, &model.file, &model.shape, weights, settings.pin)?;
+        let pin_budget = HostRam::of_this_system().pin_budget(settings.pin);
+        let store = ExpertStore::register(&*backend, &model.file, &model.shape, weights, pin_budget.most)?;
         let (pinned, pageable) = store.pinned_and_pageable();
         if pageable > Bytes::ZERO {
-            let reason = match settings.pin {
-                Some(most) => format!("--pin-mib allows {}, or the system refused more", most),
-                None => "the system refused more".to_owned(),
-            };
+            let within = pin_budget.allows(Bytes::ZERO, pinned + pageable);
+            let reason = if within { "the system refused more".to_owned() } else { pin_budget.to_string() };
             notices.push(format!("pinned host memory: {pinned} of the model, {pageable} pageable ({reason})"));
+        } else if pin_budget.is_clamped() {
+            notices.push(format!("pinned host memory: {pin_budget}"));
         }
         let mut costs = Costs::new(backend.capabilities().copy_engines > 0, Prior::of(&model.shape, weights));
         let dense = load_dense(&*backend, &store, weights, &compute, &mut costs, on_progress)?;
@@ -107,18 +60,11 @@ impl<B: Backend> Engine<B> {
             ResidentAddrs { dense: dense.range().start, kv: kv.range().start, n_ctx: plan.ctx_tokens, kv_format: plan.kv_format };
         let layout = WindowLayout::new(&model.shape, weights, plan.exact, plan.window_rows);
         let window_buffer = backend.malloc(layout.bytes, "decode buffers")?;
-        let owned_prompt = match plan.prompt_memory {
-            PromptMemory::Owned { bytes } => Some(backend.malloc(bytes, "prompt buffers")?),
-            PromptMemory::Loan { .. } | PromptMemory::None => None,
-        };
-        let wide_buffer = match plan.wide_bytes {
-            Bytes::ZERO => None,
-            bytes => Some(backend.malloc(bytes, "wide window")?),
-        };
-        let prompt_path = PromptPath::new(Rc::clone(&backend), &model.shape, plan.block.max(plan.wide_rows))?;
         let window_times = [backend.create_event()?, backend.create_event()?];
         let head_source = store.file_addr(weights.head.file_index, Bytes(weights.head.offset));
-        let scheduler = Scheduler::new(Rc::clone(&backend), &plan, head_source, weights.head.bytes)?;
+        let head = (head_source, weights.head.bytes);
+        let Taken { plan, beside, scheduler } = Taken::take_what_is_there(&backend, inputs, plan, head, &mut notices)?;
+        let prompt_path = PromptPath::new(Rc::clone(&backend), &model.shape, plan.block.max(plan.wide_rows))?;
         let table = Windows::<B>::table_range(&window_buffer, &layout);
         let mut experts = Experts::new(Rc::clone(&backend), store, weights, plan.slots, table)?;
         experts.fill(scheduler.slot_range())?;
@@ -133,16 +79,17 @@ impl<B: Backend> Engine<B> {
         };
         let prefix_cache = PrefixCache::new(Rc::clone(&backend), kv_rows, settings.prefix_cache);
         let embedding = Embedding::new(&model).map_err(start_error)?;
-        Ok(Self {
+        let mut engine = Self {
             backend,
+            device,
+            guard: Guard::default(),
             settings: settings.clone(),
             plan,
             resident,
             scheduler,
             experts,
             windows,
-            owned_prompt,
-            wide_buffer,
+            beside: Some(beside),
             prompt_path,
             costs,
             window_times,
@@ -156,7 +103,12 @@ impl<B: Backend> Engine<B> {
             _dense: dense,
             _kv: kv,
             model,
-        })
+        };
+        engine.remember_free_memory();
+        if engine.plan.slots == planned_slots && budget_is_known {
+            engine.compare_with_plan();
+        }
+        Ok(engine)
     }
 }
 

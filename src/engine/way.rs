@@ -14,7 +14,7 @@ use crate::model::layout::PromptSize;
 use crate::phase::levelled::levelled_len;
 use crate::phase::plan::{Plan, PromptMemory};
 use crate::phase::prompt_sizes::SizeLimits;
-use crate::settings::{AliasThreshold, BlockSetting, EngineSettings, ShortRead};
+use crate::settings::{AliasThreshold, BlockSetting, EngineSettings, HeadAliasMode, ShortRead};
 use crate::units::Bytes;
 
 /// Longest block that is chosen unasked where a shorter one is allowed, in predicted seconds: a block is what a cancelled prompt loses.
@@ -238,7 +238,9 @@ impl Predictor<'_> {
         let arena = (self.model.arena_bytes)(size, way)?;
         let head = if way == Way::Alias { self.plan.head_bytes } else { Bytes::ZERO };
         let lends = way == Way::Alias || matches!(self.plan.prompt_memory, PromptMemory::Loan { .. });
-        let lent_slots = if lends { arena.saturating_sub(head).0.div_ceil(self.plan.slot_bytes.0) } else { 0 };
+        // A head that is freed leaves no bytes to the arena.
+        let in_head = if self.plan.slab.mode == HeadAliasMode::Overlay { head } else { Bytes::ZERO };
+        let lent_slots = if lends { arena.saturating_sub(in_head).0.div_ceil(self.plan.slot_bytes.0) } else { 0 };
         let (read_s, longest_block_s) = self.blocks_s(size, lent_slots);
         // What was never measured is too uncertain to cut a block for.
         let longest_block_s = if self.costs.is_measured() { longest_block_s } else { 0.0 };

@@ -50,6 +50,7 @@ fn plan(kept: u64, lent: u64) -> Plan {
         prefill: nobody,
         slots_decided_by: "",
         prompt_decided_by: "",
+        slab: crate::phase::plan::SlabPlan::default(),
     }
 }
 

@@ -31,6 +31,8 @@ pub struct ExpertCache {
     n_layer: u32,
     n_expert: u32,
     slots: Vec<Option<ExpertId>>,
+    /// Slots without memory, which stay empty.
+    retired: Vec<bool>,
     slot_of: Vec<Option<SlotId>>,
     counts: Vec<f32>,
     windows_in_round: u32,
@@ -45,6 +47,7 @@ impl ExpertCache {
             n_layer,
             n_expert,
             slots: vec![None; n_slots as usize],
+            retired: vec![false; n_slots as usize],
             slot_of: vec![None; n_routed],
             counts: vec![0.0; n_routed],
             windows_in_round: 0,
@@ -94,6 +97,12 @@ impl ExpertCache {
         Some(expert)
     }
 
+    /// A slot has lost its memory, or has it again. It must be empty.
+    pub fn set_retired(&mut self, slot: SlotId, retired: bool) {
+        debug_assert!(self.slots[slot.0 as usize].is_none(), "{slot:?} holds an expert");
+        self.retired[slot.0 as usize] = retired;
+    }
+
     /// Without any knowledge of the text: experts spread evenly over the layers, so that every layer has hits from the start.
     pub fn initial_fill(&mut self) -> Vec<(SlotId, ExpertId)> {
         let order = (0..self.n_expert).flat_map(|expert| (0..self.n_layer).map(move |layer| ExpertId { layer, expert }));
@@ -106,7 +115,8 @@ impl ExpertCache {
 
     /// Fills the empty slots with the most used absentees, hottest into the lowest slot.
     pub fn refill(&mut self) -> Vec<(SlotId, ExpertId)> {
-        let empty: Vec<SlotId> = (0..).map(SlotId).zip(&self.slots).filter(|(_, expert)| expert.is_none()).map(|(slot, _)| slot).collect();
+        let fillable = |slot: &SlotId| self.slots[slot.0 as usize].is_none() && !self.retired[slot.0 as usize];
+        let empty: Vec<SlotId> = (0..).map(SlotId).take(self.slots.len()).filter(fillable).collect();
         let mut absent: Vec<usize> = (0..self.counts.len()).filter(|&index| self.slot_of[index].is_none()).collect();
         self.sort_by_heat(&mut absent);
         let picks: Vec<_> = empty.into_iter().zip(absent.into_iter().map(|index| self.expert(index))).collect();
@@ -195,6 +205,18 @@ mod tests {
         }
         assert_eq!(cache.refill(), [(SlotId(1), expert(0, 6)), (SlotId(2), expert(0, 2))]);
         assert_eq!(cache.n_resident(), 3);
+    }
+
+    #[test]
+    fn a_slot_without_memory_stays_empty_until_it_has_some_again() {
+        let mut cache = ExpertCache::new(3, 1, 8);
+        cache.initial_fill();
+        cache.note_use(expert(0, 1));
+        cache.withdraw(SlotId(1));
+        cache.set_retired(SlotId(1), true);
+        assert_eq!((cache.refill(), cache.n_resident()), (Vec::new(), 2));
+        cache.set_retired(SlotId(1), false);
+        assert_eq!(cache.refill(), [(SlotId(1), expert(0, 1))]);
     }
 
     #[test]

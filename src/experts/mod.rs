@@ -5,6 +5,7 @@
 //! contents have arrived, or to host memory.
 
 pub mod cache;
+pub mod ram;
 pub mod store;
 pub mod transfer;
 
@@ -51,6 +52,8 @@ pub struct Experts<B: Backend> {
     refilling: Vec<Refilling>,
     /// For each slot, whether it is in `refilling`.
     on_the_way: Vec<bool>,
+    /// The device's table is older than the original.
+    table_is_old: bool,
     counters: ExpertCounters,
 }
 
@@ -76,6 +79,7 @@ impl<B: Backend> Experts<B> {
             arrivals,
             refilling: Vec::new(),
             on_the_way: vec![false; n_slots as usize],
+            table_is_old: true,
             counters: ExpertCounters::default(),
         })
     }
@@ -116,17 +120,49 @@ impl<B: Backend> Experts<B> {
     /// The backend's.
     pub fn withdraw(&mut self, slots: impl Iterator<Item = SlotId>, stream: &B::Stream) -> Result<()> {
         for slot in slots {
-            if let Some(at) = self.refilling.iter().position(|refilling| refilling.slot == slot) {
+            if self.on_the_way[slot.0 as usize] {
                 // A copy on its way would land in the prompt buffers.
                 self.backend.synchronise_event(&self.arrivals[slot.0 as usize])?;
-                self.refilling.swap_remove(at);
+                self.refilling.retain(|refilling| refilling.slot != slot);
                 self.on_the_way[slot.0 as usize] = false;
             }
             if let Some(expert) = self.cache.withdraw(slot) {
                 self.table.set(expert, self.store.addrs(expert));
+                self.table_is_old = true;
             }
         }
-        self.table.upload(stream)
+        self.upload_table(stream)
+    }
+
+    /// Brings the device's table up to date once `stream` gets there, where it is not. After an error it still counts as old, and the next
+    /// window's [`Experts::publish_arrivals`] tries again.
+    fn upload_table(&mut self, stream: &B::Stream) -> Result<()> {
+        if self.table_is_old {
+            self.table.upload(stream)?;
+            self.table_is_old = false;
+        }
+        Ok(())
+    }
+
+    /// `slots` lose their memory: their experts leave, nothing is on its way to them afterwards, and they stay empty.
+    ///
+    /// # Errors
+    /// The backend's; the slots must not lose their memory then.
+    pub fn retire(&mut self, slots: impl Iterator<Item = SlotId> + Clone, stream: &B::Stream) -> Result<()> {
+        self.withdraw(slots.clone(), stream)?;
+        // Windows queued before may still read the slots.
+        self.backend.synchronise(stream)?;
+        for slot in slots {
+            self.cache.set_retired(slot, true);
+        }
+        Ok(())
+    }
+
+    /// `slots` have memory again; the next refill fills them.
+    pub fn revive(&mut self, slots: impl Iterator<Item = SlotId>) {
+        for slot in slots {
+            self.cache.set_retired(slot, false);
+        }
     }
 
     /// Starts filling slots that came home with the experts that deserve them, hottest first. The copies wait for `free`.
@@ -135,8 +171,23 @@ impl<B: Backend> Experts<B> {
     /// The backend's.
     pub fn refill(&mut self, free: &B::Event, slot_range: impl Fn(SlotId) -> AddrRange) -> Result<()> {
         self.backend.wait(&self.copy_stream, free)?;
-        for (slot, expert) in self.cache.refill() {
-            self.start_fill(slot, expert, slot_range(slot))?;
+        let picks = self.cache.refill();
+        self.start_fills(&picks, slot_range)
+    }
+
+    /// Starts copies into slots whose experts are in the cache's books already. Where one cannot be started, it and those behind it
+    /// leave the books again: an expert without a copy must not be taken for resident.
+    fn start_fills(&mut self, picks: &[(SlotId, ExpertId)], slot_range: impl Fn(SlotId) -> AddrRange) -> Result<()> {
+        for (at, &(slot, expert)) in picks.iter().enumerate() {
+            let started = self.start_fill(slot, expert, slot_range(slot));
+            if let Err(error) = started {
+                for &(slot, _) in &picks[at..] {
+                    self.cache.withdraw(slot);
+                }
+                // A part of the copy may be on its way to a slot that now counts as empty.
+                let _ = self.backend.synchronise(&self.copy_stream);
+                return Err(error);
+            }
         }
         Ok(())
     }
@@ -146,24 +197,28 @@ impl<B: Backend> Experts<B> {
     /// # Errors
     /// The backend's, including faults of the copies.
     pub fn publish_arrivals(&mut self, stream: &B::Stream, wait: bool, slot_range: impl Fn(SlotId) -> AddrRange) -> Result<()> {
-        if self.refilling.is_empty() {
-            return Ok(());
-        }
-        let mut arrived_any = false;
-        for Refilling { slot, expert } in std::mem::take(&mut self.refilling) {
+        let mut waiting = std::mem::take(&mut self.refilling).into_iter();
+        let mut failed = None;
+        for Refilling { slot, expert } in waiting.by_ref() {
             let event = &self.arrivals[slot.0 as usize];
-            if wait {
-                self.backend.synchronise_event(event)?;
-            }
-            if wait || self.backend.is_done(event)? {
+            let arrived = if wait { self.backend.synchronise_event(event).map(|()| true) } else { self.backend.is_done(event) };
+            if let Ok(true) = arrived {
                 self.table.set(expert, self.slot_layout(expert).addrs(slot_range(slot).start));
+                self.table_is_old = true;
                 self.on_the_way[slot.0 as usize] = false;
-                arrived_any = true;
             } else {
                 self.refilling.push(Refilling { slot, expert });
             }
+            if let Err(error) = arrived {
+                failed = Some(error);
+                break;
+            }
         }
-        if arrived_any { self.table.upload(stream) } else { Ok(()) }
+        self.refilling.extend(waiting);
+        match failed {
+            Some(error) => Err(error),
+            None => self.upload_table(stream),
+        }
     }
 
     /// Slots whose experts are still on their way.
@@ -245,13 +300,17 @@ impl<B: Backend> Experts<B> {
             self.table.set(swap.evicted, self.store.addrs(swap.evicted));
             self.counters.swaps += 1;
         }
+        self.table_is_old = true;
+        let picks: Vec<_> = swaps.iter().map(|swap| (swap.slot, swap.admitted)).collect();
         // Windows queued before must not read a slot while it is overwritten, later ones must see the table without it.
-        self.table.upload(stream)?;
-        self.backend.synchronise(stream)?;
-        for swap in swaps {
-            self.start_fill(swap.slot, swap.admitted, slot_range(swap.slot))?;
+        let told = self.upload_table(stream).and_then(|()| self.backend.synchronise(stream));
+        if let Err(error) = told {
+            for (slot, _) in picks {
+                self.cache.withdraw(slot);
+            }
+            return Err(error);
         }
-        Ok(())
+        self.start_fills(&picks, slot_range)
     }
 
     fn start_fill(&mut self, slot: SlotId, expert: ExpertId, place: AddrRange) -> Result<()> {

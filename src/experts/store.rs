@@ -1,8 +1,11 @@
 //! Every routed expert in host memory, where the model file is mapped.
 //!
-//! The map is registered with the device in place, file by file, so nothing is copied at start. With `--pin-mib` files beyond the
-//! budget stay pageable; a device that cannot read pageable memory refuses that.
+//! The map is registered with the device in place, so nothing is copied at start. A file that may be pinned as a whole is one region.
+//! Where `--pin-mib`, the machine's RAM or the system's refusal forbids that, it is registered in slices cut between tensors: as many as
+//! may be are pinned, those with experts first, and the rest stays pageable. A device that cannot read pageable memory refuses that.
 
+use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::Arc;
 
 use thiserror::Error;
@@ -10,7 +13,7 @@ use thiserror::Error;
 use super::transfer::MatrixRun;
 use crate::backend::op::ExpertAddrs;
 use crate::backend::{Addr, Backend, BackendError, DeviceMemory, HostRegion};
-use crate::gguf::GgufFile;
+use crate::gguf::{FileMap, GgufFile};
 use crate::model::{ModelShape, ModelWeights};
 use crate::units::{Bytes, ExpertId};
 
@@ -34,13 +37,36 @@ pub enum StoreError {
     },
 }
 
+/// Largest slice of a file, unless one tensor is larger, and its share of the file.
+const SLICE_BYTES_MAX: u64 = 256 << 20;
+const SLICE_SHARE: u64 = 16;
+
 /// Host memory of one model, readable by the device.
 pub struct ExpertStore<B: Backend> {
-    files: Vec<B::Registered>,
+    files: Vec<Vec<Slice<B>>>,
     experts: Vec<[Origin; 3]>,
     n_expert: u32,
     pinned: Bytes,
     pageable: Bytes,
+}
+
+/// A registered part of a file.
+struct Slice<B: Backend> {
+    /// First byte in the file.
+    offset: Bytes,
+    memory: B::Registered,
+}
+
+/// A part of a file's map.
+struct MapPart {
+    map: FileMap,
+    range: Range<usize>,
+}
+
+impl AsRef<[u8]> for MapPart {
+    fn as_ref(&self) -> &[u8] {
+        &self.map.as_slice()[self.range.clone()]
+    }
 }
 
 /// Where one matrix of expert 0 of a layer lies, and how far the next is.
@@ -53,7 +79,7 @@ struct Origin {
 }
 
 impl<B: Backend> ExpertStore<B> {
-    /// Registers the files of a model, pinned up to `pin_budget`.
+    /// Registers the files of a model, pinned up to `pin_budget` as far as the system allows.
     ///
     /// # Errors
     /// [`StoreError`] where the device cannot read what is not pinned, or the backend fails otherwise.
@@ -64,29 +90,10 @@ impl<B: Backend> ExpertStore<B> {
         weights: &ModelWeights,
         pin_budget: Option<Bytes>,
     ) -> Result<Self, StoreError> {
-        let (mut pinned, mut pageable) = (Bytes::ZERO, Bytes::ZERO);
-        let mut files = Vec::new();
-        for map in (0..file.paths().len()).filter_map(|index| file.file_map(index)) {
-            let bytes = Bytes(map.bytes());
-            let memory: Arc<dyn AsRef<[u8]> + Send + Sync> = Arc::new(map.clone());
-            let may_pin = pin_budget.is_none_or(|budget| pinned + bytes <= budget);
-            let registered = if may_pin { backend.register(HostRegion::ReadOnlyFile(Arc::clone(&memory))) } else { Err(no_pin(bytes)) };
-            match registered {
-                Ok(region) => {
-                    pinned += bytes;
-                    files.push(region);
-                }
-                // A refusal to page-lock is no reason to stop where the device can read pageable memory.
-                Err(BackendError::OutOfMemory { .. }) if backend.capabilities().reads_pageable_memory => {
-                    pageable += bytes;
-                    files.push(backend.register(HostRegion::Pageable(memory))?);
-                }
-                Err(BackendError::OutOfMemory { .. }) => {
-                    return Err(StoreError::Unpinned { pageable: bytes, pinned, backend: backend.capabilities().backend });
-                }
-                Err(error) => return Err(error.into()),
-            }
-        }
+        let mut registrar = Registrar { backend, budget: pin_budget, pinned: Bytes::ZERO, pageable: Bytes::ZERO, refused: false };
+        let maps = (0..file.paths().len()).filter_map(|index| file.file_map(index).map(|map| (index, map)));
+        let files = maps.map(|(index, map)| registrar.file(index, map, weights)).collect::<Result<Vec<_>, _>>()?;
+        let Registrar { pinned, pageable, .. } = registrar;
         let origin = |part: &crate::model::weights::ExpertTensor| Origin {
             file_index: part.file_index,
             offset: Bytes(part.offset),
@@ -144,11 +151,100 @@ impl<B: Backend> ExpertStore<B> {
     /// Where a byte of a model file lies, as the device sees it.
     #[must_use]
     pub fn file_addr(&self, file_index: usize, offset: Bytes) -> Addr {
-        self.files[file_index].range().start.offset(offset)
+        let slices = &self.files[file_index];
+        let slice = &slices[slices.partition_point(|slice| slice.offset <= offset) - 1];
+        slice.memory.range().start.offset(offset - slice.offset)
     }
 }
 
-fn no_pin(requested: Bytes) -> BackendError {
-    let purpose = "registering the model file".to_owned();
-    BackendError::OutOfMemory { pool: crate::backend::Pool::PinnedHost, purpose, requested, free: Bytes::ZERO }
+/// Registers files, pinned as far as that goes.
+struct Registrar<'a, B: Backend> {
+    backend: &'a B,
+    budget: Option<Bytes>,
+    pinned: Bytes,
+    pageable: Bytes,
+    /// The system pins no more.
+    refused: bool,
+}
+
+impl<B: Backend> Registrar<'_, B> {
+    fn file(&mut self, index: usize, map: &FileMap, weights: &ModelWeights) -> Result<Vec<Slice<B>>, StoreError> {
+        let whole = 0..map.as_slice().len();
+        if let Some(memory) = self.pin(map, &whole)? {
+            return Ok(vec![Slice { offset: Bytes::ZERO, memory }]);
+        }
+        // What was refused as a whole may be had in part.
+        self.refused = false;
+        let mut ranges = slices_of(index, map.bytes(), weights);
+        ranges.sort_by_key(|(range, crosses)| (!crosses, range.start));
+        let mut slices = Vec::new();
+        for (range, _) in ranges {
+            let offset = Bytes::from(range.start);
+            let memory = match self.pin(map, &range)? {
+                Some(memory) => memory,
+                None => self.leave_pageable(map, range)?,
+            };
+            slices.push(Slice { offset, memory });
+        }
+        slices.sort_by_key(|slice| slice.offset);
+        Ok(slices)
+    }
+
+    /// Registers a part page-locked; `None` where the budget or the system does not allow it.
+    fn pin(&mut self, map: &FileMap, range: &Range<usize>) -> Result<Option<B::Registered>, StoreError> {
+        let bytes = Bytes::from(range.len());
+        if self.refused || self.budget.is_some_and(|most| self.pinned + bytes > most) {
+            return Ok(None);
+        }
+        match self.backend.register(HostRegion::ReadOnlyFile(part(map, range.clone()))) {
+            Ok(memory) => {
+                self.pinned += bytes;
+                Ok(Some(memory))
+            }
+            Err(BackendError::OutOfMemory { .. }) => {
+                self.refused = true;
+                Ok(None)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    fn leave_pageable(&mut self, map: &FileMap, range: Range<usize>) -> Result<B::Registered, StoreError> {
+        let capabilities = self.backend.capabilities();
+        self.pageable += Bytes::from(range.len());
+        if !capabilities.reads_pageable_memory {
+            return Err(StoreError::Unpinned { pageable: self.pageable, pinned: self.pinned, backend: capabilities.backend });
+        }
+        Ok(self.backend.register(HostRegion::Pageable(part(map, range)))?)
+    }
+}
+
+fn part(map: &FileMap, range: Range<usize>) -> Arc<dyn AsRef<[u8]> + Send + Sync> {
+    Arc::new(MapPart { map: map.clone(), range })
+}
+
+/// Cuts a file of `bytes` between tensors. The second value says whether a slice holds what crosses the link again and again: experts,
+/// or the head.
+fn slices_of(file_index: usize, bytes: u64, weights: &ModelWeights) -> Vec<(Range<usize>, bool)> {
+    let dense = weights.dense.iter().map(|dense| &dense.tensor).chain([&weights.token_embd]);
+    let dense = dense.filter(|tensor| tensor.file_index == file_index).map(|tensor| tensor.offset);
+    let experts = weights.experts.iter().flat_map(|layer| layer.parts());
+    let experts = experts.filter(|part| part.file_index == file_index).map(|part| part.offset);
+    let head = Some(weights.head.offset).filter(|_| weights.head.file_index == file_index);
+    let crossing: BTreeSet<u64> = experts.chain(head).collect();
+    let borders: BTreeSet<u64> = dense.chain(crossing.iter().copied()).chain([bytes]).collect();
+    let most = SLICE_BYTES_MAX.min(bytes / SLICE_SHARE);
+    let mut slices = Vec::new();
+    let (mut start, mut last) = (0, 0);
+    for border in borders {
+        // The tensor that ends at `border` joins the slice, or the slice ends before it.
+        if border - start > most && last > start {
+            slices.push(start..last);
+            start = last;
+        }
+        last = border;
+    }
+    slices.push(start..last);
+    let range = |slice: Range<u64>| Bytes(slice.start).as_usize()..Bytes(slice.end).as_usize();
+    slices.into_iter().map(|slice| (range(slice.clone()), crossing.range(slice).next().is_some())).collect()
 }

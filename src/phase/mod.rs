@@ -10,7 +10,9 @@ pub mod plan_text;
 pub mod prompt_sizes;
 pub mod region;
 pub mod scheduler;
+pub mod slab;
 
 pub use plan::{DeviceBudget, Plan, PlanError, PromptMemory, WayOut};
 pub use region::{Loan, RegionError, Regions};
 pub use scheduler::{HeadRef, Phase, PhaseError, Scheduler};
+pub use slab::SlabSizes;

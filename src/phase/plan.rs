@@ -10,9 +10,16 @@
 //! The prompt buffers lie in lent slots, with the head's bytes beside them in alias mode, so both sums come to the same total and
 //! the reserve is kept in either phase. See `docs/memory-plan.md` for the rules with examples.
 
+#[path = "seed_sizing.rs"]
+mod seed_sizing;
+#[path = "slab_plan.rs"]
+mod slab_plan;
+
 use serde::Serialize;
 
 pub use super::plan_error::{PlanError, WayOut};
+pub use slab_plan::SlabPlan;
+pub(crate) use slab_plan::slot_terms;
 
 use crate::backend::op::KvFormat;
 use crate::backend::{Addr, WINDOW_ROWS_MAX};
@@ -21,7 +28,7 @@ use crate::model::layout::{PromptLayout, PromptRoom, PromptSize, WindowLayout};
 use crate::model::weights::DEVICE_ALIGN;
 use crate::model::{ModelShape, ModelWeights};
 use crate::phase::prompt_sizes::{SizeLimits, largest_fitting};
-use crate::settings::{Activations, ContextSetting, EngineSettings, ExpertCache, KvType, MEMORY_MIB_MAX};
+use crate::settings::{Activations, CacheSizing, ContextSetting, EngineSettings, ExpertCache, HeadAliasMode, KvType, MEMORY_MIB_MAX};
 use crate::units::{Bytes, MIB};
 
 /// Rows of the largest window where the budget allows it.
@@ -166,7 +173,12 @@ pub struct Plan {
     pub slots_decided_by: &'static str,
     /// Which rule decided where prompt buffers lie.
     pub prompt_decided_by: &'static str,
+    /// How the slab is divided.
+    pub slab: SlabPlan,
 }
+
+/// Names and shares of a phase while they are collected.
+type PlanOwners = Vec<(&'static str, Bytes)>;
 
 /// The model's part of the sum, for one context length.
 struct Resident {
@@ -190,6 +202,8 @@ struct Planner<'a> {
     limit_decided_by: &'static str,
     asked_reserve: Option<Bytes>,
     expert_cache: ExpertCache,
+    /// Rows of the largest window, where they are settled already.
+    window_rows: Option<u32>,
 }
 
 /// Why an attempt failed, before it is known what would help.
@@ -198,6 +212,7 @@ enum Shortage {
     Resident { needed: Bytes },
     Slots { asked: u32, needed: Bytes, left: Bytes, fit: u32 },
     PromptRoom { needed: Bytes, left: Bytes },
+    SeedChunk { chunk: u32, needed: Bytes, left: Bytes },
 }
 
 impl Plan {
@@ -206,6 +221,20 @@ impl Plan {
     /// # Errors
     /// [`PlanError`] where no plan can keep the budget, naming what would.
     pub fn new(shape: &ModelShape, weights: &ModelWeights, device: DeviceBudget, settings: &EngineSettings) -> Result<Self, PlanError> {
+        Self::with_windows(shape, weights, device, settings, None)
+    }
+
+    /// As [`Plan::new`], with windows of up to `window_rows` rows where that is settled: their memory is taken already.
+    ///
+    /// # Errors
+    /// As [`Plan::new`].
+    pub fn with_windows(
+        shape: &ModelShape,
+        weights: &ModelWeights,
+        device: DeviceBudget,
+        settings: &EngineSettings,
+        window_rows: Option<u32>,
+    ) -> Result<Self, PlanError> {
         let device_limit = device.total.saturating_sub(device.used_by_others);
         let (limit, limit_decided_by) = [
             (settings.vram, "--vram-mib"),
@@ -218,6 +247,9 @@ impl Plan {
         if device.os_budget.map_or(device_limit, |os_budget| os_budget.min(device_limit)) == Bytes::ZERO {
             return Err(PlanError::DeviceFull { total: device.total, used_by_others: device.used_by_others });
         }
+        if settings.head_alias && settings.head_alias_mode == HeadAliasMode::Realloc && !device.borrow_spill {
+            return Err(PlanError::NoSpill);
+        }
         let kv_format = match settings.kv {
             KvType::F32 => KvFormat::F32,
             KvType::F16 => KvFormat::F16,
@@ -226,7 +258,20 @@ impl Plan {
         let exact = settings.activations == Activations::F32;
         let reserve = settings.vram_reserve;
         let expert_cache = settings.expert_cache;
-        Planner { shape, weights, settings, device, kv_format, exact, limit, limit_decided_by, asked_reserve: reserve, expert_cache }.plan()
+        Planner {
+            shape,
+            weights,
+            settings,
+            device,
+            kv_format,
+            exact,
+            limit,
+            limit_decided_by,
+            asked_reserve: reserve,
+            expert_cache,
+            window_rows,
+        }
+        .plan()
     }
 
     /// All that is neither slots nor prompt buffers, the head included.
@@ -240,7 +285,7 @@ impl Plan {
     pub fn kept_head_room(&self) -> PromptRoom {
         PromptRoom::single(match self.prompt_memory {
             PromptMemory::Owned { bytes } => bytes,
-            PromptMemory::Loan { slots_max } => self.slot_bytes * u64::from(slots_max),
+            PromptMemory::Loan { slots_max } => self.slot_bytes * u64::from(slots_max.min(self.slab.main_slots(self.slots))),
             PromptMemory::None => Bytes::ZERO,
         })
     }
@@ -248,14 +293,7 @@ impl Plan {
     /// Memory for prompt buffers while the head is lent: its own, all slots but one, and prompt buffers that are owned anyway.
     #[must_use]
     pub fn alias_room(&self) -> PromptRoom {
-        let arena = self.head_bytes + self.slot_bytes * u64::from(self.slots - 1);
-        PromptRoom { arena, spill: self.spill_room }
-    }
-
-    /// Bytes of the slab: all slots and the head.
-    #[must_use]
-    pub fn slab_bytes(&self) -> Bytes {
-        self.slot_bytes * u64::from(self.slots) + self.head_bytes
+        PromptRoom { arena: self.alias_arena_bytes(), spill: self.spill_room }
     }
 }
 
@@ -311,6 +349,7 @@ impl Planner<'_> {
                 Shortage::Resident { needed } => PlanError::ResidentTooLarge { needed, budget, reserve, ctx_tokens, way_out },
                 Shortage::Slots { asked, needed, left, .. } => PlanError::SlotsTooMany { asked, needed, left, way_out },
                 Shortage::PromptRoom { needed, left } => PlanError::NoPromptRoom { needed, left, way_out },
+                Shortage::SeedChunk { chunk, needed, left } => PlanError::NoSeedChunk { chunk, needed, left, way_out },
             }
         })
     }
@@ -353,7 +392,10 @@ impl Planner<'_> {
     /// Plans with the largest windows that are worth their memory. Where only smaller ones fit beside what was asked for, those are
     /// taken: windows of several rows never turn a plan into none.
     fn attempt(&self, ctx_tokens: u32) -> Result<Plan, Shortage> {
-        let mut window_rows = self.window_rows(ctx_tokens);
+        if let Some(window_rows) = self.window_rows {
+            return self.attempt_with(ctx_tokens, window_rows);
+        }
+        let mut window_rows = self.window_rows_worth(ctx_tokens);
         loop {
             match self.attempt_with(ctx_tokens, window_rows) {
                 Err(_) if window_rows > 1 => window_rows /= 2,
@@ -364,6 +406,9 @@ impl Planner<'_> {
 
     fn attempt_with(&self, ctx_tokens: u32, window_rows: u32) -> Result<Plan, Shortage> {
         let budget = self.limit.checked_sub(self.reserve()).filter(|budget| *budget > Bytes::ZERO).ok_or(Shortage::Reserve)?;
+        if self.settings.head_alias && self.settings.cache_sizing == CacheSizing::Seed {
+            return self.seed_attempt(ctx_tokens, window_rows, budget);
+        }
         let resident = self.resident(ctx_tokens, window_rows);
         let slot_bytes = self.weights.slot_bytes();
         let fixed = resident.total_without_head + resident.head;
@@ -371,14 +416,15 @@ impl Planner<'_> {
         let (wide_rows, wide_bytes) = self.wide_window(room, ctx_tokens);
         let room = room - wide_bytes;
         let (slots, slots_decided_by) = self.slots(room, slot_bytes)?;
-        let arena = |slots: u32| if self.settings.head_alias { resident.head + slot_bytes * u64::from(slots - 1) } else { Bytes::ZERO };
+        let head_in_arena = self.head_in_arena(resident.head);
+        let arena = |slots: u32| if self.settings.head_alias { head_in_arena + slot_bytes * u64::from(slots - 1) } else { Bytes::ZERO };
         let prompt = self.prompt(room, slot_bytes, slots, ctx_tokens, arena(slots));
         let slots = prompt.slots;
         let owned = match prompt.memory {
             PromptMemory::Owned { bytes } => bytes,
             PromptMemory::Loan { .. } | PromptMemory::None => Bytes::ZERO,
         };
-        let spill_room = if self.device.borrow_spill { owned } else { Bytes::ZERO };
+        let spill_room = self.spill_room(owned, resident.head, room.saturating_sub(slot_bytes * u64::from(slots) + owned));
         let alias_room = PromptRoom { arena: arena(slots), spill: spill_room };
         let (alias_chunk, alias_size) = match self.settings.head_alias {
             true => (self.largest_chunk(alias_room, ctx_tokens), self.largest_block(alias_room, ctx_tokens)),
@@ -409,8 +455,8 @@ impl Planner<'_> {
         let mut decode = common.clone();
         decode.extend([("output head", resident.head), ("expert slots", slots_total), ("prompt buffers", owned)]);
         let mut prefill = common;
-        prefill.extend(self.prefill_owners(&prompt, kept_size, alias_size, slot_bytes, resident.head));
-        Ok(Plan {
+        prefill.extend(self.prefill_owners(&prompt, kept_size, alias_size, slot_bytes, resident.head, alias_room));
+        let plan = Plan {
             limit_bytes: self.limit,
             limit_decided_by: self.limit_decided_by,
             reserve_bytes: self.reserve(),
@@ -444,7 +490,9 @@ impl Planner<'_> {
                 "the budget, beside prompt buffers of their own"
             },
             prompt_decided_by: prompt.decided_by,
-        })
+            slab: SlabPlan { mode: self.settings.head_alias_mode, ..SlabPlan::default() },
+        };
+        Ok(self.with_pieces(plan))
     }
 
     /// Owners of what follows the common part while a prompt is read by the way with the longest block, the alias among equals.
@@ -455,7 +503,8 @@ impl Planner<'_> {
         alias_size: Option<PromptSize>,
         slot_bytes: Bytes,
         head: Bytes,
-    ) -> Vec<(&'static str, Bytes)> {
+        alias_room: PromptRoom,
+    ) -> PlanOwners {
         let slots_total = slot_bytes * u64::from(prompt.slots);
         let lent_slots = |bytes: Bytes| slot_bytes * bytes.0.div_ceil(slot_bytes.0);
         let owned = match prompt.memory {
@@ -464,6 +513,9 @@ impl Planner<'_> {
         };
         let kept_block = kept_size.map_or(0, |size| size.block);
         if let Some(size) = alias_size.filter(|size| size.block >= kept_block) {
+            if self.settings.head_alias_mode == HeadAliasMode::Realloc {
+                return self.freed_head_owners(size, alias_room, prompt.slots, slot_bytes, owned);
+            }
             let total = self.size_bytes(size);
             let in_arena = total.min(head + slots_total.saturating_sub(slot_bytes));
             let lent = lent_slots(in_arena.saturating_sub(head));
@@ -479,7 +531,7 @@ impl Planner<'_> {
     }
 
     /// Rows of the largest window that costs, beyond a window of one row, at most its share of what that one leaves.
-    fn window_rows(&self, ctx_tokens: u32) -> u32 {
+    fn window_rows_worth(&self, ctx_tokens: u32) -> u32 {
         let fixed = |n_rows| {
             let resident = self.resident(ctx_tokens, n_rows);
             resident.total_without_head + resident.head

@@ -82,6 +82,27 @@ pub enum PlanError {
         /// What would do.
         way_out: WayOut,
     },
+    /// The founding document's sizing reads in chunks of its ladder only, and none fits.
+    #[error(
+        "--cache-sizing seed: a chunk of {chunk} tokens needs {needed}, {left} are left of the slots and what is free, with 512 MiB to spare: \
+         use --cache-sizing exact, or {way_out}"
+    )]
+    NoSeedChunk {
+        /// The smallest chunk that was tried.
+        chunk: u32,
+        /// Bytes of its buffers.
+        needed: Bytes,
+        /// Bytes that can be had.
+        left: Bytes,
+        /// What would do.
+        way_out: WayOut,
+    },
+    /// The head is to be freed on a device that lets prompt buffers lie in the slab only.
+    #[error(
+        "--head-alias-mode realloc lets prompt buffers continue beside the slab, which this device does not support (borrow_spill): use \
+         --head-alias-mode overlay"
+    )]
+    NoSpill,
     /// The reserve leaves nothing.
     #[error("a reserve of {reserve} leaves nothing of {limit}: {way_out}")]
     ReserveTooLarge {

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use super::plan::{PhaseBytes, Plan, PromptMemory};
+use super::plan::{PhaseBytes, Plan, PromptMemory, slot_terms};
+use crate::settings::{CacheSizing, HeadAliasMode};
 
 fn write_phase(f: &mut fmt::Formatter<'_>, name: &str, phase: &PhaseBytes) -> fmt::Result {
     let parts: Vec<String> = phase.owners.iter().map(|part| format!("{} {}", part.owner, part.bytes)).collect();
@@ -19,6 +20,11 @@ impl fmt::Display for Plan {
         write_phase(f, "decode", &self.decode)?;
         write_phase(f, "prefill", &self.prefill)?;
         writeln!(f, "  slots   {} of {}, decided by {}", self.slots, self.slot_bytes, self.slots_decided_by)?;
+        writeln!(f, "  sum     {}", slot_terms(self))?;
+        if self.slab.sizing == CacheSizing::Seed {
+            let free = self.decode_free_bytes();
+            writeln!(f, "  seed    the reserve of {} is not kept while tokens are written: {free} are free then", self.reserve_bytes)?;
+        }
         let sizes = |block: u32, chunk: u32| format!("blocks of {block} (as one chunk: {chunk})");
         let kept_sizes = sizes(self.kept_head_block, self.kept_head_chunk);
         let (rows, end) = (self.window_rows, if self.window_rows > 1 { "s" } else { "" });
@@ -30,7 +36,8 @@ impl fmt::Display for Plan {
         };
         write!(f, "  prompts head kept: {kept}; {}", self.prompt_decided_by)?;
         if self.alias_block > 0 {
-            write!(f, "\n          head lent: {}", sizes(self.alias_block, self.alias_chunk))?;
+            let how = if self.slab.mode == HeadAliasMode::Realloc { ", the head being freed for it" } else { "" };
+            write!(f, "\n          head lent: {}{how}", sizes(self.alias_block, self.alias_chunk))?;
         }
         if self.wide_rows > 0 {
             write!(f, "\n          nothing lent: up to {} tokens in a wide window", self.wide_rows)?;

@@ -1,11 +1,13 @@
 //! The books of the slab: which range belongs to whom, and loans as values.
 //!
 //! ```text
-//! decode : | slot 0 | slot 1 | … | slot k-1 | slot k | … | slot N-1 | head |
-//! prefill: | kept slots, still in use       | <------- arena: prompt buffers ------> |
+//! decode : | pieces: slot 0 … p-1 |   | slot p | … | slot k-1 | slot k | … | slot N-1 | head |
+//! prefill: | still in use         |   | kept, still in use    | <------- arena -------------> |
 //! ```
-//! The slab never moves and nothing in it is freed; only ownership changes. A [`Loan`] is a suffix of the slab, with or without the
-//! head's range at its end. It cannot be copied and must be handed back to [`Regions::take_back`].
+//! The main part never moves while anything is lent from it; only ownership changes. A [`Loan`] is a suffix of the main part, with or
+//! without the head's range at its end. It cannot be copied and must be handed back to [`Regions::take_back`]. Slots before the main
+//! part lie in pieces of their own, which are never lent and can be given up one by one. A head that lies outside the slab takes part
+//! in a loan by being freed: it then comes back at whatever address it gets.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -45,6 +47,12 @@ pub enum RegionError {
         /// Serial number of the loan that is out.
         expected: Option<u64>,
     },
+    /// Prompt buffers that continue in an allocation of their own cannot be laid out anew within the loan.
+    #[error("the prompt buffers continue in {spill} beside the slab and cannot be laid out anew: give the loan back and lend again")]
+    HybridLayout {
+        /// Bytes beside the slab.
+        spill: Bytes,
+    },
 }
 
 /// What of the slab may be lent.
@@ -52,7 +60,7 @@ pub enum RegionError {
 pub struct LoanRequest {
     /// Bytes of prompt buffers.
     pub bytes: Bytes,
-    /// Whether the head's range takes part; it is then filled first.
+    /// Whether the head takes part. A head in the slab lends its range, which is filled first.
     pub with_head: bool,
     /// Slots that stay in use at least.
     pub keep_slots: u32,
@@ -70,8 +78,10 @@ pub struct Loan {
     first_slot: u32,
     n_slots: u32,
     with_head: bool,
+    lent: AddrRange,
     arena: AddrRange,
     bytes_in_head: Bytes,
+    spill: Option<AddrRange>,
 }
 
 impl Loan {
@@ -81,7 +91,7 @@ impl Loan {
         self.arena
     }
 
-    /// Whether the head's range is part of it.
+    /// Whether the head is part of it.
     #[must_use]
     pub fn includes_head(&self) -> bool {
         self.with_head
@@ -97,6 +107,33 @@ impl Loan {
     pub fn slots(&self) -> impl DoubleEndedIterator<Item = SlotId> + ExactSizeIterator + use<> {
         (self.first_slot..self.n_slots).map(SlotId)
     }
+
+    /// The allocation in which the prompt buffers continue, where there is one.
+    #[must_use]
+    pub fn spill(&self) -> Option<AddrRange> {
+        self.spill
+    }
+
+    /// Notes that the prompt buffers continue at `spill`.
+    pub(super) fn continue_in(&mut self, spill: AddrRange) {
+        self.spill = Some(spill);
+    }
+
+    /// Carves the arena anew for buffers of `bytes`, within what is lent.
+    ///
+    /// # Errors
+    /// [`RegionError::HybridLayout`] where the buffers continue beside the slab, [`RegionError::TooLarge`] where the loan is too small.
+    /// Either changes nothing.
+    pub fn relayout(&mut self, bytes: Bytes) -> Result<AddrRange, RegionError> {
+        if let Some(spill) = self.spill {
+            return Err(RegionError::HybridLayout { spill: spill.bytes });
+        }
+        if bytes > self.lent.bytes {
+            return Err(RegionError::TooLarge { needed: bytes, lendable: self.lent.bytes });
+        }
+        self.arena = AddrRange { start: Addr(self.lent.end().0 - bytes.0), bytes };
+        Ok(self.arena)
+    }
 }
 
 /// A captured graph's claim on a range: it may be replayed only while the range belongs to decode and has not been re-placed.
@@ -108,53 +145,128 @@ pub struct Lease {
     pub generation: u64,
 }
 
+/// Where everything lies.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Places {
+    /// The slots by number; `None` for one that was given up. Those from `main_first` on lie one behind the other.
+    pub slots: Vec<Option<AddrRange>>,
+    /// The first slot of the main part.
+    pub main_first: u32,
+    /// The output head.
+    pub head: AddrRange,
+    /// Whether the head lies behind the last slot, in the same allocation.
+    pub head_in_slab: bool,
+}
+
+impl Places {
+    /// Slots of one size and the head, all in one allocation at `base`.
+    #[must_use]
+    pub fn in_one(base: Addr, slot_bytes: Bytes, n_slots: u32, head_bytes: Bytes) -> Self {
+        let slot = |index: u32| AddrRange { start: base.offset(slot_bytes * u64::from(index)), bytes: slot_bytes };
+        let head = AddrRange { start: base.offset(slot_bytes * u64::from(n_slots)), bytes: head_bytes };
+        Self { slots: (0..n_slots).map(|index| Some(slot(index))).collect(), main_first: 0, head, head_in_slab: true }
+    }
+}
+
+/// What is lent.
+#[derive(Clone, Copy, Debug)]
+struct Lent {
+    serial: u64,
+    range: AddrRange,
+    with_head: bool,
+}
+
 /// Ownership of all ranges of one slab.
 #[derive(Debug)]
 pub struct Regions {
     /// Tells the slabs of a process apart: devices may use the same addresses.
     id: u64,
-    base: Addr,
-    slot_bytes: Bytes,
-    n_slots: u32,
-    head_bytes: Bytes,
+    places: Places,
     generation: u64,
     loans_made: u64,
-    out: Option<(u64, AddrRange)>,
+    out: Option<Lent>,
 }
 
 impl Regions {
-    /// Books for a slab at `base` with everything owned by decode.
+    /// Books for a slab in one allocation at `base` with everything owned by decode.
     #[must_use]
     pub fn new(base: Addr, slot_bytes: Bytes, n_slots: u32, head_bytes: Bytes) -> Self {
+        Self::placed(Places::in_one(base, slot_bytes, n_slots, head_bytes))
+    }
+
+    /// Books with everything where `places` says and owned by decode.
+    #[must_use]
+    pub fn placed(places: Places) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        Self { id, base, slot_bytes, n_slots, head_bytes, generation: 1, loans_made: 0, out: None }
+        Self { id, places, generation: 1, loans_made: 0, out: None }
+    }
+
+    /// Everything lies elsewhere from now on: every lease is stale.
+    ///
+    /// # Panics
+    /// While a loan is out.
+    pub fn replace(&mut self, places: Places) {
+        assert!(self.all_home(), "a slab with a loan out cannot be placed anew");
+        self.places = places;
+        self.generation += 1;
+    }
+
+    /// The head lies at `range` from now on. At another address than before, every lease is stale.
+    pub fn place_head(&mut self, range: AddrRange) {
+        if self.places.head != range {
+            self.generation += 1;
+        }
+        self.places.head = range;
+    }
+
+    /// A slot outside the main part is given up, or lies at `range` again.
+    ///
+    /// # Panics
+    /// For a slot of the main part.
+    pub fn place_slot(&mut self, slot: SlotId, range: Option<AddrRange>) {
+        assert!(slot.0 < self.places.main_first, "{slot:?} lies in the main part");
+        self.places.slots[slot.0 as usize] = range;
     }
 
     /// Where a slot lies.
+    ///
+    /// # Panics
+    /// For a slot that was given up: it holds no expert, so nobody asks.
     #[must_use]
     pub fn slot(&self, slot: SlotId) -> AddrRange {
-        debug_assert!(slot.0 < self.n_slots, "{slot:?} of {}", self.n_slots);
-        AddrRange { start: self.base.offset(self.slot_bytes * u64::from(slot.0)), bytes: self.slot_bytes }
+        self.slot_in_use(slot).unwrap_or_else(|| panic!("{slot:?} of {} was given up", self.n_slots()))
+    }
+
+    /// Where a slot lies; `None` where there is no such slot or it was given up.
+    #[must_use]
+    pub fn slot_in_use(&self, slot: SlotId) -> Option<AddrRange> {
+        self.places.slots.get(slot.0 as usize).copied().flatten()
     }
 
     /// Where the head lies.
     #[must_use]
     pub fn head(&self) -> AddrRange {
-        AddrRange { start: self.base.offset(self.slot_bytes * u64::from(self.n_slots)), bytes: self.head_bytes }
+        self.places.head
     }
 
-    /// Number of slots.
+    /// Number of slots, those that were given up included.
     #[must_use]
     pub fn n_slots(&self) -> u32 {
-        self.n_slots
+        u32::try_from(self.places.slots.len()).expect("fewer than 2^32 slots")
     }
 
-    /// Who owns `range` now. A range that a loan touches belongs to the prompt path.
+    /// Slots that lie somewhere.
+    #[must_use]
+    pub fn n_slots_in_use(&self) -> u32 {
+        u32::try_from(self.places.slots.iter().flatten().count()).expect("fewer than 2^32 slots")
+    }
+
+    /// Who owns `range` now. A range that a loan touches belongs to the prompt path; so does a head that was freed for it.
     #[must_use]
     pub fn owner(&self, range: AddrRange) -> Owner {
         match self.out {
-            Some((_, lent)) if lent.overlaps(range) => Owner::Prompt,
+            Some(lent) if lent.range.overlaps(range) || (lent.with_head && self.head().overlaps(range)) => Owner::Prompt,
             _ => Owner::Decode,
         }
     }
@@ -171,7 +283,7 @@ impl Regions {
         lease.generation == self.generation && self.owner(lease.range) == Owner::Decode
     }
 
-    /// Lends the fewest slots from the end whose bytes, with the head's if it takes part, cover the request.
+    /// Lends the fewest slots from the end whose bytes, with the head's where it lies in the slab and takes part, cover the request.
     ///
     /// # Errors
     /// [`RegionError::TooLarge`] where the request does not fit, [`RegionError::AlreadyLent`] while a loan is out.
@@ -179,31 +291,40 @@ impl Regions {
         if self.out.is_some() {
             return Err(RegionError::AlreadyLent);
         }
-        let from_head = if request.with_head { self.head_bytes } else { Bytes::ZERO };
-        let slots_needed = request.bytes.saturating_sub(from_head).0.div_ceil(self.slot_bytes.0);
-        let slots_max = self.n_slots.saturating_sub(request.keep_slots);
-        if slots_needed > u64::from(slots_max) {
-            let lendable = self.slot_bytes * u64::from(slots_max) + from_head;
-            return Err(RegionError::TooLarge { needed: request.bytes, lendable });
-        }
-        let first_slot = self.n_slots - u32::try_from(slots_needed).expect("at most the number of slots");
         let head = self.head();
+        let n_slots = self.n_slots();
+        let head_joins = request.with_head && self.places.head_in_slab;
+        let main = &self.places.slots[self.places.main_first as usize..];
+        let main_end = main.last().copied().flatten().map_or(head.start, AddrRange::end);
         // Buffers end where the loan ends, so a range of the head that takes part is filled before any slot.
-        let end = if request.with_head { head.end() } else { head.start };
+        let end = if head_joins { head.end() } else { main_end };
+        let lowest = self.places.main_first.max(request.keep_slots).min(n_slots);
+        let mut lent = AddrRange { start: if head_joins { head.start } else { main_end }, bytes: Bytes::ZERO };
+        lent.bytes = Bytes(end.0 - lent.start.0);
+        let mut first_slot = n_slots;
+        while lent.bytes < request.bytes {
+            if first_slot == lowest {
+                return Err(RegionError::TooLarge { needed: request.bytes, lendable: lent.bytes });
+            }
+            first_slot -= 1;
+            let slot = self.slot(SlotId(first_slot));
+            assert!(slot.end() == lent.start, "slot {first_slot} at {slot:?} does not lie before {lent:?}");
+            lent = AddrRange { start: slot.start, bytes: Bytes(end.0 - slot.start.0) };
+        }
         let arena = AddrRange { start: Addr(end.0 - request.bytes.0), bytes: request.bytes };
-        let lent_start = self.base.offset(self.slot_bytes * u64::from(first_slot));
-        let lent = AddrRange { start: lent_start, bytes: Bytes(end.0 - lent_start.0) };
         assert!(arena.start >= lent.start && arena.end() <= lent.end(), "arena {arena:?} leaves the loan {lent:?}");
         self.loans_made += 1;
-        self.out = Some((self.loans_made, lent));
+        self.out = Some(Lent { serial: self.loans_made, range: lent, with_head: request.with_head });
         Ok(Loan {
             slab: self.id,
             serial: self.loans_made,
             first_slot,
-            n_slots: self.n_slots,
+            n_slots,
             with_head: request.with_head,
+            lent,
             arena,
-            bytes_in_head: if request.with_head { request.bytes.min(self.head_bytes) } else { Bytes::ZERO },
+            bytes_in_head: if head_joins { request.bytes.min(head.bytes) } else { Bytes::ZERO },
+            spill: None,
         })
     }
 
@@ -212,7 +333,7 @@ impl Regions {
     /// # Errors
     /// [`RegionError::ForeignLoan`] where it is not the loan that is out.
     pub fn take_back(&mut self, loan: Loan) -> Result<(), RegionError> {
-        let expected = self.out.map(|(serial, _)| serial);
+        let expected = self.out.map(|lent| lent.serial);
         if loan.slab != self.id || expected != Some(loan.serial) {
             return Err(RegionError::ForeignLoan { found: loan.serial, expected });
         }
@@ -228,147 +349,5 @@ impl Regions {
 }
 
 #[cfg(test)]
-mod tests {
-    //! Goal: no byte has two owners and every loan comes home. Method: one slab of four slots and a head, asked for loans of all
-    //! kinds.
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn slab() -> Regions {
-        Regions::new(Addr(0x1000), Bytes(0x100), 4, Bytes(0x300))
-    }
-
-    fn request(bytes: u64, with_head: bool) -> LoanRequest {
-        LoanRequest { bytes: Bytes(bytes), with_head, keep_slots: 1 }
-    }
-
-    #[test]
-    fn the_head_is_filled_before_any_slot_is_lent() {
-        let mut regions = slab();
-        let loan = regions.lend(request(0x200, true)).expect("fits the head");
-        assert_eq!(loan.slots().len(), 0);
-        assert_eq!(loan.bytes_in_head(), Bytes(0x200));
-        assert_eq!(loan.arena().end(), regions.head().end());
-        assert_eq!(regions.owner(regions.slot(SlotId(3))), Owner::Decode);
-        assert_eq!(regions.owner(regions.head()), Owner::Prompt);
-        regions.take_back(loan).expect("the loan that is out");
-    }
-
-    #[test]
-    fn the_fewest_coldest_slots_cover_the_rest() {
-        let mut regions = slab();
-        let loan = regions.lend(request(0x401, true)).expect("fits two slots and the head");
-        assert_eq!(loan.slots().collect::<Vec<_>>(), [SlotId(2), SlotId(3)]);
-        assert_eq!(regions.owner(regions.slot(SlotId(1))), Owner::Decode);
-        assert_eq!(regions.owner(regions.slot(SlotId(2))), Owner::Prompt);
-        regions.take_back(loan).expect("the loan that is out");
-        assert!(regions.all_home());
-    }
-
-    #[test]
-    fn a_loan_without_the_head_leaves_it_to_decode() {
-        let mut regions = slab();
-        let loan = regions.lend(request(0x180, false)).expect("fits two slots");
-        assert_eq!(regions.owner(regions.head()), Owner::Decode);
-        assert_eq!(loan.arena().end(), regions.head().start);
-        assert_eq!(loan.bytes_in_head(), Bytes::ZERO);
-        regions.take_back(loan).expect("the loan that is out");
-    }
-
-    #[test]
-    fn what_cannot_be_lent_is_refused_and_changes_nothing() {
-        let mut regions = slab();
-        let error = regions.lend(request(0x601, true)).expect_err("three slots and the head are all there is");
-        assert_eq!(error, RegionError::TooLarge { needed: Bytes(0x601), lendable: Bytes(0x600) });
-        assert!(regions.all_home());
-    }
-
-    #[test]
-    fn a_second_loan_and_a_foreign_one_are_refused() {
-        let (mut regions, mut other) = (slab(), slab());
-        let loan = regions.lend(request(0x100, true)).expect("fits");
-        assert_eq!(regions.lend(request(1, false)).expect_err("one is out"), RegionError::AlreadyLent);
-        assert!(other.take_back(loan).is_err(), "a loan of another slab");
-        assert!(!regions.all_home(), "a lost loan is never home");
-    }
-
-    #[test]
-    fn a_lease_is_honoured_only_while_decode_owns_its_range() {
-        let mut regions = slab();
-        let (head, first) = (regions.lease(regions.head()), regions.lease(regions.slot(SlotId(0))));
-        let loan = regions.lend(request(0x100, true)).expect("fits");
-        assert!(!regions.honours(&head));
-        assert!(regions.honours(&first));
-        regions.take_back(loan).expect("the loan that is out");
-        assert!(regions.honours(&head));
-    }
-
-    #[test]
-    fn the_loan_of_another_slab_is_refused_though_its_number_is_right() {
-        let (mut regions, mut other) = (slab(), slab());
-        let own = regions.lend(request(0x100, true)).expect("fits");
-        let foreign = other.lend(request(0x100, true)).expect("fits");
-        assert!(matches!(regions.take_back(foreign), Err(RegionError::ForeignLoan { found: 1, expected: Some(1) })));
-        assert!(!regions.all_home(), "its own loan is still out");
-        regions.take_back(own).expect("the loan that is out");
-    }
-
-    /// A byte of the slab, as a range.
-    fn byte(at: u64) -> AddrRange {
-        AddrRange { start: Addr(0x1000 + at), bytes: Bytes(1) }
-    }
-
-    proptest! {
-        #[test]
-        fn no_byte_has_two_owners_and_every_loan_comes_home(
-            n_slots in 1u32..9,
-            head_bytes in 0u64..40,
-            steps in prop::collection::vec((0u64..120, any::<bool>(), 0u32..4, any::<bool>()), 1..40),
-        ) {
-            const SLOT: u64 = 8;
-            let mut regions = Regions::new(Addr(0x1000), Bytes(SLOT), n_slots, Bytes(head_bytes));
-            let slab_bytes = SLOT * u64::from(n_slots) + head_bytes;
-            let leases: Vec<Lease> = (0..n_slots).map(|slot| regions.lease(regions.slot(SlotId(slot)))).chain([regions.lease(regions.head())]).collect();
-            let mut out: Option<Loan> = None;
-            for (bytes, with_head, keep_slots, give_back) in steps {
-                if give_back && let Some(loan) = out.take() {
-                    regions.take_back(loan).expect("the loan that is out");
-                    prop_assert!(regions.all_home() && leases.iter().all(|lease| regions.honours(lease)));
-                }
-                let lent_before = out.is_some();
-                match regions.lend(LoanRequest { bytes: Bytes(bytes), with_head, keep_slots }) {
-                    Ok(loan) => {
-                        prop_assert!(!lent_before);
-                        prop_assert_eq!(loan.arena().bytes, Bytes(bytes));
-                        let room = if with_head { head_bytes } else { 0 };
-                        let lent = loan.slots().len() as u64;
-                        prop_assert!(lent * SLOT + room >= bytes && (lent == 0 || (lent - 1) * SLOT + room < bytes), "the fewest slots");
-                        prop_assert!(lent <= u64::from(n_slots.saturating_sub(keep_slots)));
-                        out = Some(loan);
-                    }
-                    Err(RegionError::AlreadyLent) => prop_assert!(lent_before),
-                    Err(RegionError::TooLarge { needed, lendable }) => prop_assert!(!lent_before && needed > lendable),
-                    Err(other) => prop_assert!(false, "{other}"),
-                }
-                // Byte by byte: what the loan holds is the prompt's, all else is decode's.
-                let lent_slots = out.as_ref().map_or(0, |loan| loan.slots().len() as u64);
-                let head_lent = out.as_ref().is_some_and(Loan::includes_head);
-                for at in 0..slab_bytes {
-                    let in_head = at >= SLOT * u64::from(n_slots);
-                    let lent = if in_head { head_lent } else { at >= SLOT * (u64::from(n_slots) - lent_slots) };
-                    prop_assert_eq!(regions.owner(byte(at)) == Owner::Prompt, lent, "byte {}", at);
-                }
-                if let Some(loan) = &out {
-                    let arena = loan.arena();
-                    let all_lent = (0..arena.bytes.0).all(|at| regions.owner(byte(arena.start.0 - 0x1000 + at)) == Owner::Prompt);
-                    prop_assert!(all_lent, "the arena lies within what is lent");
-                    let untouched = leases.iter().filter(|lease| !lease.range.overlaps(arena));
-                    for lease in untouched {
-                        prop_assert_eq!(regions.honours(lease), regions.owner(lease.range) == Owner::Decode);
-                    }
-                }
-            }
-        }
-    }
-}
+#[path = "region_tests.rs"]
+mod tests;

@@ -90,9 +90,8 @@ fn every_flag_beside_the_alias_works_or_is_refused_at_once_with_both_names() {
         ("--prefill-block chunk", Works),
         ("--prefill-block auto", Works),
         ("--head-alias-mode overlay", Works),
-        ("--head-alias-mode realloc", Refused),
+        ("--head-alias-mode realloc", Works),
         ("--cache-sizing exact", Works),
-        ("--cache-sizing seed", Refused),
         ("--alias-min-tokens auto", Works),
         ("--alias-min-tokens 0", Works),
         ("--alias-min-tokens 4000", Works),
@@ -154,8 +153,8 @@ fn every_flag_beside_the_alias_works_or_is_refused_at_once_with_both_names() {
 
 #[test]
 fn commands_that_need_the_head_at_every_row_refuse_the_alias_with_every_other_fault() {
-    let logits = ebbtide(&format!("logits -m {BARD} --tokens 1 -o never.npy --prefill-head-alias --cache-sizing seed"));
-    logits.refused(2, &["--prefill-head-alias with logits", "--cache-sizing seed", "2 settings"]);
+    let logits = ebbtide(&format!("logits -m {BARD} --tokens 1 -o never.npy --prefill-head-alias --spec 3"));
+    logits.refused(2, &["--prefill-head-alias with logits", "--spec 3", "2 settings"]);
     let perplexity = ebbtide(&format!("perplexity -m {BARD} --tokens 1,2,3 --piece 2")).env("EBBTIDE_PREFILL_HEAD_ALIAS", "1");
     perplexity.refused(2, &["--prefill-head-alias 1 (from EBBTIDE_PREFILL_HEAD_ALIAS) with perplexity"]);
 }

@@ -89,6 +89,36 @@ fn the_way_out_of_a_budget_too_small_is_one() {
     }
 }
 
+/// The founding document's sizing, on a device with so large a reserve that its 512 MiB to spare are there.
+const SEED: &str = "--vram-mib 1024 --vram-reserve-mib 1018 --ctx 2048 --prefill-head-alias --head-alias-mode realloc --cache-sizing seed";
+
+#[test]
+fn the_document_s_sizing_says_that_the_reserve_is_not_kept_while_decoding() {
+    let text = ebbtide(&format!("plan -m {BARD} {SEED}")).ends_with(0).text();
+    assert!(text.contains("the reserve of 1018.0 MiB is not kept while tokens are written"), "{text}");
+    let plan: Value = serde_json::from_slice(&ebbtide(&format!("plan -m {BARD} {SEED} --json")).ends_with(0).stdout).expect("one object");
+    let (limit, reserve) = (bytes(&plan["limit_bytes"]), bytes(&plan["reserve_bytes"]));
+    let (decode, free) = (bytes(&plan["decode"]["total_bytes"]), bytes(&plan["decode_free_bytes"]));
+    assert_eq!((decode + free, plan["reserve_kept_while_decoding"].as_bool()), (limit, Some(false)), "{plan}");
+    assert!(decode + reserve > limit && decode <= limit, "{plan}");
+    assert_eq!((plan["cache_sizing"].as_str(), plan["head_alias_mode"].as_str()), (Some("seed"), Some("realloc")));
+    let exact = ebbtide(&format!("plan -m {BARD} {} --json", SEED.replace("sizing seed", "sizing exact"))).ends_with(0);
+    let exact: Value = serde_json::from_slice(&exact.stdout).expect("one object");
+    assert_eq!(exact["reserve_kept_while_decoding"].as_bool(), Some(true), "{exact}");
+    assert!(bytes(&exact["slots"]) < bytes(&plan["slots"]));
+    ebbtide(&format!("plan -m {BARD} --vram-mib 64 --prefill-head-alias --cache-sizing seed"))
+        .refused(4, &["--cache-sizing exact", "512 MiB"]);
+}
+
+#[test]
+fn a_head_that_is_freed_and_the_document_s_sizing_give_the_tokens_of_the_default() {
+    let prompt: Vec<String> = (0..200).map(|token| (token * 19 % 4000).to_string()).collect();
+    let run = |rest: &str| ebbtide(&format!("run -m {BARD} -n 6 --temp 0 --deterministic --tokens {} {rest}", prompt.join(","))).json();
+    let (plain, seed) = (run("--ctx 2048"), run(&format!("{SEED} --alias-min-tokens 0")));
+    assert_eq!((&plain["tokens"], &seed["way"]), (&seed["tokens"], &Value::from("alias")));
+    assert!(bytes(&seed["recaptures"]) >= 1 && bytes(&seed["head_reloads"]) == 1, "{seed}");
+}
+
 #[test]
 fn the_text_names_both_phases() {
     let text = ebbtide(&format!("plan -m {BARD} --vram-mib 8 --prefill-head-alias")).ends_with(0).text();

@@ -125,7 +125,7 @@ fn demo_settings(engine: &EngineSettings, config: &Config) -> EngineSettings {
 }
 
 fn as_json(run: &Run) -> serde_json::Value {
-    serde_json::to_value(super::report::RunReport::new(&run.outcome, "", &run.plan)).expect("numbers are JSON")
+    serde_json::to_value(super::report::RunReport::new(&run.outcome, "")).expect("numbers are JSON")
 }
 
 /// The comparison, one column a run.

@@ -32,6 +32,11 @@ struct PlanReport<'a> {
     chunk_head_lent: u32,
     prompt_decided_by: &'static str,
     head_bytes: Bytes,
+    head_alias_mode: String,
+    cache_sizing: String,
+    reserve_kept_while_decoding: bool,
+    decode_free_bytes: Bytes,
+    slots_in_pieces: u32,
     decode: &'a PhaseBytes,
     prefill: &'a PhaseBytes,
 }
@@ -67,6 +72,11 @@ pub fn plan<B: Backend>(plan: &PlanConfig, config: &Config, open: Opener<B>) -> 
         chunk_head_lent: plan.alias_chunk,
         prompt_decided_by: plan.prompt_decided_by,
         head_bytes: plan.head_bytes,
+        head_alias_mode: plan.slab.mode.to_string(),
+        cache_sizing: plan.slab.sizing.to_string(),
+        reserve_kept_while_decoding: plan.decode_free_bytes() >= plan.reserve_bytes,
+        decode_free_bytes: plan.decode_free_bytes(),
+        slots_in_pieces: plan.slots - plan.slab.main_slots(plan.slots),
         decode: &plan.decode,
         prefill: &plan.prefill,
     };

@@ -4,7 +4,6 @@ use serde::Serialize;
 
 use crate::engine::way::Way;
 use crate::engine::{Finish, Outcome};
-use crate::phase::Plan;
 use crate::units::{Bytes, TokenId};
 
 /// What `run --json` prints; names and meaning are a contract.
@@ -38,7 +37,7 @@ pub struct RunReport<'a> {
 
 impl<'a> RunReport<'a> {
     /// The figures of `outcome`. This version drafts nothing, so those counts are 0.
-    pub fn new(outcome: &'a Outcome, text: &'a str, plan: &Plan) -> Self {
+    pub fn new(outcome: &'a Outcome, text: &'a str) -> Self {
         Self {
             prompt_tokens: outcome.prompt_tokens,
             reused_tokens: outcome.reused_tokens,
@@ -49,7 +48,7 @@ impl<'a> RunReport<'a> {
             way_reason: &outcome.choice.reason,
             chunk: outcome.choice.chunk,
             block: outcome.choice.block,
-            slots: plan.slots,
+            slots: outcome.slots,
             slots_lent: outcome.phases.slots_lent,
             prefill_tokens_per_s: outcome.prefill_tokens_per_s(),
             decode_tokens_per_s: outcome.decode_tokens_per_s(),
@@ -69,7 +68,7 @@ impl<'a> RunReport<'a> {
 }
 
 /// Two lines for stderr.
-pub fn summary(outcome: &Outcome, plan: &Plan) -> String {
+pub fn summary(outcome: &Outcome) -> String {
     let lent = match outcome.choice.way {
         Way::Windows | Way::Wide => "nothing lent".to_owned(),
         Way::Loan => format!("head kept, {} slots lent", outcome.phases.slots_lent),
@@ -92,6 +91,6 @@ pub fn summary(outcome: &Outcome, plan: &Plan) -> String {
         outcome.choice.way,
         outcome.tokens.len(),
         outcome.decode_tokens_per_s(),
-        plan.slots,
+        outcome.slots,
     )
 }

@@ -43,11 +43,11 @@ pub fn run<B: Backend>(run: &RunConfig, config: &Config, open: Opener<B>) -> Res
     let text = streamed.finish()?;
     session::print_notices(&mut engine);
     if config.json {
-        let report = serde_json::to_string(&RunReport::new(&outcome, &text, engine.plan())).expect("numbers and text are JSON");
+        let report = serde_json::to_string(&RunReport::new(&outcome, &text)).expect("numbers and text are JSON");
         write_stdout(&format!("{report}\n"))?;
     } else {
         write_stdout("\n")?;
-        say::line(summary(&outcome, engine.plan()));
+        say::line(summary(&outcome));
     }
     if outcome.finish == Finish::Cancelled {
         return Err(CommandError::new(ExitStatus::Interrupted, anyhow::anyhow!("interrupted; the text so far is complete")));

@@ -47,7 +47,9 @@ impl Classified for ChatError {
 impl Classified for EngineError {
     fn exit_status(&self) -> ExitStatus {
         match self {
-            Self::Plan(_) | Self::Phase(_) | Self::Backend(_) | Self::Store(_) | Self::NoLogitsRoom { .. } => ExitStatus::Device,
+            Self::Plan(_) | Self::Phase(_) | Self::Backend(_) | Self::NotRestored { .. } | Self::Store(_) | Self::NoLogitsRoom { .. } => {
+                ExitStatus::Device
+            }
             Self::PromptTooLong { .. } | Self::EmptyPrompt | Self::BadToken { .. } => ExitStatus::Usage,
             Self::Model(_) | Self::Quant(_) | Self::NotFinite { .. } => ExitStatus::Input,
             Self::BadWindow { .. } | Self::WindowHashes(_) => ExitStatus::Failed,

@@ -1,0 +1,111 @@
+//! The cache sized as the founding document sizes it, to compare with: with the head out, so that head and graphs come out of the
+//! reserve when they are there.
+//!
+//! ```text
+//! slots : (limit - reserve - dense weights - KV cache - decode buffers) / slot, and no more than the device can hold with head and graphs
+//! chunk : the largest of 2,048, 1,536, 1,024 and 512 whose buffers fit all slots but one and what is free then, with 512 MiB to spare
+//! ```
+//! Prompts are read with the head lent, whatever their length. Spare and ladder are the document's constants: a device on which no chunk
+//! of the ladder fits is refused, and `--cache-sizing exact` does better there.
+
+use super::slab_plan::SlabPlan;
+use super::{PhaseBytes, Plan, Planner, PromptMemory, Shortage};
+use crate::model::layout::{PromptLayout, PromptRoom, PromptSize};
+use crate::settings::{CacheSizing, ChunkSetting, HeadAliasMode};
+use crate::units::Bytes;
+
+/// Chunks that are tried.
+const LADDER: [u32; 4] = [2048, 1536, 1024, 512];
+/// What the prompt buffers leave of borrowed slots and free memory.
+const SPARE: Bytes = Bytes::mib(512);
+
+impl Planner<'_> {
+    /// As [`Planner::attempt`], by the document's rules.
+    pub(super) fn seed_attempt(&self, ctx_tokens: u32, window_rows: u32, budget: Bytes) -> Result<Plan, Shortage> {
+        let resident = self.resident(ctx_tokens, window_rows);
+        let slot_bytes = self.weights.slot_bytes();
+        let counted = resident.total_without_head - resident.graphs;
+        let at_least_one = |room: Option<Bytes>, needed| room.filter(|room| *room >= slot_bytes).ok_or(Shortage::Resident { needed });
+        let room = at_least_one(budget.checked_sub(counted), counted + slot_bytes)?;
+        let all = resident.total_without_head + resident.head;
+        // Where a driver pages out what does not fit, this one has to hold: there is nothing beyond the device.
+        let holds = at_least_one(self.limit.checked_sub(all), all + slot_bytes)?;
+        let fit = u32::try_from(holds.0 / slot_bytes.0).unwrap_or(u32::MAX);
+        let (slots, decided_by) = match self.slots(room, slot_bytes)? {
+            (slots, _) if slots > fit => (fit, "the device, with head and graphs back and nothing left"),
+            (slots, "the budget") => (slots, "the budget with the head out"),
+            decided => decided,
+        };
+        let slots_total = slot_bytes * u64::from(slots);
+        let borrowed = slot_bytes * u64::from(slots - 1);
+        let free_head_out = self.limit.saturating_sub(resident.total_without_head + slots_total);
+        let room = match self.settings.head_alias_mode {
+            HeadAliasMode::Overlay => PromptRoom::single(borrowed + resident.head),
+            HeadAliasMode::Realloc => PromptRoom { arena: borrowed, spill: free_head_out },
+        };
+        let most = (borrowed + free_head_out).saturating_sub(SPARE);
+        let fits = |chunk: u32| {
+            let size = PromptSize::chunk(chunk);
+            self.prompt_bytes(chunk) <= most && PromptLayout::new(self.shape, self.weights, self.exact, size, room).is_some()
+        };
+        let limit = self.chunk_limit(ctx_tokens);
+        let chunk = match self.settings.chunk {
+            ChunkSetting::Tokens(_) => Some(limit).filter(|&chunk| fits(chunk)),
+            ChunkSetting::Auto { .. } => LADDER.into_iter().find(|&chunk| chunk <= limit && fits(chunk)),
+        };
+        let smallest = if let ChunkSetting::Tokens(_) = self.settings.chunk { limit } else { LADDER[LADDER.len() - 1] };
+        let chunk = chunk.ok_or_else(|| Shortage::SeedChunk { chunk: smallest, needed: self.prompt_bytes(smallest), left: most })?;
+        let size = PromptSize::chunk(chunk);
+        let common = vec![
+            ("dense weights", self.weights.dense_bytes),
+            ("KV cache", resident.kv),
+            ("decode buffers", resident.window),
+            ("captured graphs", resident.graphs),
+        ];
+        let mut decode = common.clone();
+        decode.extend([("output head", resident.head), ("expert slots", slots_total)]);
+        let mut prefill = common;
+        prefill.extend(match self.settings.head_alias_mode {
+            HeadAliasMode::Realloc => self.freed_head_owners(size, room, slots, slot_bytes, Bytes::ZERO),
+            HeadAliasMode::Overlay => {
+                let needed = self.prompt_bytes(chunk);
+                let lent = slot_bytes * needed.saturating_sub(resident.head).0.div_ceil(slot_bytes.0);
+                let unused = resident.head + lent - needed;
+                vec![("kept slots", slots_total - lent), ("prompt buffers", needed), ("lent, not needed", unused)]
+            }
+        });
+        let plan = Plan {
+            limit_bytes: self.limit,
+            limit_decided_by: self.limit_decided_by,
+            reserve_bytes: self.reserve(),
+            budget_bytes: budget,
+            ctx_tokens,
+            kv_format: self.kv_format,
+            exact: self.exact,
+            dense_bytes: self.weights.dense_bytes,
+            kv_bytes: resident.kv,
+            window_bytes: resident.window,
+            graph_bytes: resident.graphs,
+            window_rows,
+            wide_rows: 0,
+            wide_bytes: Bytes::ZERO,
+            head_bytes: resident.head,
+            slots,
+            slot_bytes,
+            prompt_memory: PromptMemory::None,
+            spill_room: room.spill,
+            kept_head_chunk: 0,
+            kept_head_block: 0,
+            alias_chunk: chunk,
+            alias_block: chunk,
+            chunk,
+            block: chunk,
+            decode: PhaseBytes::new(decode),
+            prefill: PhaseBytes::new(prefill),
+            slots_decided_by: decided_by,
+            prompt_decided_by: "the founding document's sizing: prompts are read with the head lent",
+            slab: SlabPlan { mode: self.settings.head_alias_mode, sizing: CacheSizing::Seed, ..SlabPlan::default() },
+        };
+        Ok(self.with_pieces(plan))
+    }
+}
