@@ -1,7 +1,10 @@
 //! Goal: lending VRAM to the prompt path never changes a token, and everything lent comes home. Method: the same requests with and
 //! without loans on micro models, in deterministic mode, with the device's peak and free memory watched.
 
+#[path = "../common/mod.rs"]
 mod common;
+
+mod any_order;
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
