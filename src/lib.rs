@@ -9,6 +9,7 @@ compile_error!(
     "features `cuda`, `hip` and `sycl` exclude each other: a build has one GPU backend. Choose one, e.g. `cargo build --features cuda`"
 );
 
+pub mod bench;
 pub mod cli;
 pub mod engine;
 pub mod experts;

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
+use super::measure_args::{BenchArgs, ReplayArgs};
 use crate::settings::{
     Activations, AliasThreshold, BlockSetting, CONTEXT_TOKENS_MAX, CacheSizing, ChunkSetting, ContextSetting, DeviceSetting, ExpertCache,
     HeadAliasMode, KvType, MEMORY_MIB_MAX, Refill, SettingError, ShortRead, THREADS_MAX, WholeNumber,
@@ -47,6 +48,10 @@ pub enum CommandArgs {
     Logits(Box<LogitsArgs>),
     /// Measure how well the model predicts a text
     Perplexity(Box<PerplexityArgs>),
+    /// Measure speed at the points of a sweep, each way of reading beside the others
+    Bench(Box<BenchArgs>),
+    /// Run recorded requests again, each way of reading beside the others
+    Replay(Box<ReplayArgs>),
     /// Turn text into token numbers
     Tokenize(TokenizeArgs),
     /// Turn token numbers into text
@@ -497,7 +502,7 @@ mod tests {
             prefill-head-alias head-alias-mode cache-sizing alias-min-tokens short-read refill spec spec-min-p draft-vocab draft mtp kv \
             activations prefix-cache-mib threads device deterministic window-hashes json verbose sim-link-gbps sim-link-us";
         let command = command();
-        for name in ["run", "plan", "logits", "perplexity", "config"] {
+        for name in ["run", "plan", "logits", "perplexity", "bench", "replay", "config"] {
             let subcommand = command.find_subcommand(name).expect(name);
             for flag in flags.split_whitespace() {
                 assert!(subcommand.get_arguments().any(|arg| arg.get_long() == Some(flag)), "{name} --{flag}");

@@ -5,6 +5,8 @@
 
 use std::path::PathBuf;
 
+use crate::bench::frontier::Sweep;
+use crate::bench::replay::Replay;
 use crate::settings::{EngineSettings, SamplingSettings, TokenSource};
 
 /// The commands, with all that each needs.
@@ -20,6 +22,10 @@ pub enum Command {
     Logits(LogitsConfig),
     /// Measure the loss on a text.
     Perplexity(PerplexityConfig),
+    /// Measure a sweep.
+    Bench(BenchConfig),
+    /// Run recorded requests again.
+    Replay(ReplayConfig),
     /// Text to tokens.
     Tokenize(TokenizeConfig),
     /// Tokens to text.
@@ -91,6 +97,32 @@ pub struct PerplexityConfig {
     pub pieces_max: Option<u32>,
     /// Of the engine.
     pub engine: EngineSettings,
+}
+
+/// What `bench` needs.
+#[derive(Debug, PartialEq)]
+pub struct BenchConfig {
+    /// A GGUF file.
+    pub model: PathBuf,
+    /// What is measured; of random tokens unless there is a text.
+    pub sweep: Sweep,
+    /// What prompts are taken from.
+    pub text: Option<PromptSource>,
+    /// Where the page goes.
+    pub html: Option<PathBuf>,
+}
+
+/// What `replay` needs.
+#[derive(Debug, PartialEq)]
+pub struct ReplayConfig {
+    /// A GGUF file.
+    pub model: PathBuf,
+    /// Recorded requests.
+    pub requests: PathBuf,
+    /// How they are replayed.
+    pub replay: Replay,
+    /// Where the page goes.
+    pub html: Option<PathBuf>,
 }
 
 /// What `tokenize` needs.

@@ -69,15 +69,15 @@ pub fn check(resolved: Resolved) -> Result<Config, Refused> {
 }
 
 /// Collects refusals. A part that cannot be made is `None`, and then a refusal says why.
-struct Checker<'a> {
-    settings: &'a Settings,
-    refusals: Vec<String>,
-    warnings: Vec<String>,
+pub(super) struct Checker<'a> {
+    pub(super) settings: &'a Settings,
+    pub(super) refusals: Vec<String>,
+    pub(super) warnings: Vec<String>,
 }
 
 impl Checker<'_> {
     /// The setting as a message shows it, with its value and place.
-    fn shown(&self, name: &str) -> String {
+    pub(super) fn shown(&self, name: &str) -> String {
         self.settings.get(name).map_or_else(|| format!("--{name}"), Setting::to_string)
     }
 
@@ -161,6 +161,8 @@ impl Checker<'_> {
                 let tokens = self.tokens(&["LIST|@FILE", "tokens"], args.input.or(args.tokens));
                 (model.zip(tokens).map(|(model, tokens)| Command::Detokenize(DetokenizeConfig { model, tokens })), args.output)
             }
+            CommandArgs::Bench(args) => self.bench(*args),
+            CommandArgs::Replay(args) => self.replay(*args),
             CommandArgs::Config(args) => {
                 self.engine(&args.engine);
                 (Some(Command::ShowConfig), args.engine.output)
@@ -168,14 +170,14 @@ impl Checker<'_> {
         }
     }
 
-    fn needed<T>(&mut self, value: Option<T>, what: &str) -> Option<T> {
+    pub(super) fn needed<T>(&mut self, value: Option<T>, what: &str) -> Option<T> {
         if value.is_none() {
             self.refusals.push(format!("missing: {what}"));
         }
         value
     }
 
-    fn model(&mut self, args: ModelArgs) -> Option<PathBuf> {
+    pub(super) fn model(&mut self, args: ModelArgs) -> Option<PathBuf> {
         self.needed(args.model, "the model: -m FILE, EBBTIDE_MODEL, or `model` in the configuration file")
     }
 
@@ -198,7 +200,13 @@ impl Checker<'_> {
         Some(best)
     }
 
-    fn prompt(&mut self, names: &[&str], text: Option<String>, file: Option<PathBuf>, tokens: Option<String>) -> Option<PromptSource> {
+    pub(super) fn prompt(
+        &mut self,
+        names: &[&str],
+        text: Option<String>,
+        file: Option<PathBuf>,
+        tokens: Option<String>,
+    ) -> Option<PromptSource> {
         let chosen = self.choose(names)?.name.clone();
         match chosen.as_str() {
             "tokens" => self.parsed_tokens("tokens", &tokens?).map(PromptSource::Tokens),
@@ -242,7 +250,7 @@ impl Checker<'_> {
         }
     }
 
-    fn engine(&mut self, args: &EngineArgs) -> EngineSettings {
+    pub(super) fn engine(&mut self, args: &EngineArgs) -> EngineSettings {
         self.refuse_block_below_chunk(args);
         self.refuse_large_reserve(args);
         self.refuse_modes_without_alias(args);

@@ -10,9 +10,13 @@ pub mod commands;
 pub mod config;
 pub mod exit;
 pub mod file;
+pub mod lists;
+pub mod measure_args;
+mod measure_config;
 pub mod nearest;
 pub mod not_yet;
 pub mod npy;
+pub mod part_file;
 pub mod progress;
 pub mod say;
 #[cfg(test)]

@@ -1,17 +1,16 @@
 //! Writes a float32 matrix in NumPy's `.npy` format, row by row.
 //!
 //! The file is format version 1.0: magic, version, a header padded so that the data starts at a multiple of 64 bytes, then rows in
-//! C order, little-endian. Rows go to a temporary file beside the target, which takes the target's name only when every row is
-//! there: a reader sees a whole matrix or none. A pipe or a device is written in place, for it must not be replaced.
+//! C order, little-endian. The file has its name only once every row is there ([`part_file`]).
 
-use std::ffi::OsString;
-use std::fs::{self, File};
-use std::io::{self, BufWriter, Write};
+use std::fs::File;
+use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
 use super::exit::{Classified, ExitStatus};
+use super::part_file::{self, Part};
 
 /// Bytes to whose multiple the data is aligned.
 const ALIGNMENT: usize = 64;
@@ -66,19 +65,6 @@ pub struct NpyWriter {
     rows_written: usize,
 }
 
-/// The temporary file, which goes away with this value, and the name that it is to have.
-struct Part {
-    temporary: PathBuf,
-    name: PathBuf,
-}
-
-impl Drop for Part {
-    fn drop(&mut self) {
-        // Gone already where it has its name; else nobody is left to tell, and the name says that the file is a part.
-        let _ = fs::remove_file(&self.temporary);
-    }
-}
-
 impl NpyWriter {
     /// Starts a matrix of `shape.0` rows and `shape.1` columns at `target`.
     ///
@@ -86,7 +72,7 @@ impl NpyWriter {
     /// Where the temporary file beside the target cannot be made, or the target is a folder.
     pub fn create(target: &Path, shape: (usize, usize)) -> Result<Self, NpyError> {
         let failed = |source| NpyError::Write { path: target.to_owned(), source };
-        let (file, part) = open(target).map_err(failed)?;
+        let (file, part) = part_file::open(target).map_err(failed)?;
         let mut file = BufWriter::with_capacity(1 << 20, file);
         file.write_all(&header(shape)).map_err(failed)?;
         Ok(Self { file, target: target.to_owned(), part, rows: shape.0, columns: shape.1, rows_written: 0 })
@@ -119,23 +105,9 @@ impl NpyWriter {
             return Err(NpyError::RowCount { found: self.rows_written, expected: self.rows });
         }
         let flushed = self.file.flush();
-        let named = flushed.and_then(|()| self.part.as_ref().map_or(Ok(()), |part| fs::rename(&part.temporary, &part.name)));
+        let named = flushed.and_then(|()| self.part.as_ref().map_or(Ok(()), Part::take_name));
         named.map_err(|source| NpyError::Write { path: self.target.clone(), source })
     }
-}
-
-/// Opens what the rows go to: a part beside a file, or beside the one that a link leads to; anything else itself.
-fn open(target: &Path) -> io::Result<(File, Option<Part>)> {
-    match fs::metadata(target) {
-        Ok(status) if status.is_dir() => return Err(io::ErrorKind::IsADirectory.into()),
-        Ok(status) if !status.is_file() => return Ok((File::options().write(true).open(target)?, None)),
-        _ => {}
-    }
-    let name = fs::canonicalize(target).unwrap_or_else(|_| target.to_owned());
-    let mut part_name = name.file_name().map_or_else(OsString::new, OsString::from);
-    part_name.push(format!(".{}.part", std::process::id()));
-    let part = Part { temporary: name.with_file_name(part_name), name };
-    Ok((File::create(&part.temporary)?, Some(part)))
 }
 
 /// All bytes before the data.
@@ -155,6 +127,8 @@ fn header((rows, columns): (usize, usize)) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
+    use std::{fs, io};
+
     use super::*;
     use crate::cli::scratch::Scratch;
 

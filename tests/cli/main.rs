@@ -8,11 +8,14 @@ mod common;
 mod gguf_bytes;
 
 mod alias;
+mod bench;
 mod commands;
 mod hashes;
 mod hostile;
 mod odd_calls;
+mod page;
 mod plan;
 mod program;
+mod replay;
 #[cfg(unix)]
 mod signals;

@@ -204,7 +204,7 @@ fn arguments_that_are_no_utf8_are_refused_or_are_file_names() {
 
 #[test]
 fn help_fits_80_columns_and_explains_every_flag_that_works() {
-    let programs = ["", "demo", "run", "plan", "logits", "perplexity", "tokenize", "detokenize", "config"];
+    let programs = ["", "demo", "run", "plan", "logits", "perplexity", "bench", "replay", "tokenize", "detokenize", "config"];
     for command in programs {
         let help = ebbtide(&format!("{command} --help")).env("COLUMNS", "80").ends_with(0);
         assert!(help.stderr.is_empty());

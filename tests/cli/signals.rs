@@ -4,6 +4,8 @@ use std::io::Read;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
+use serde_json::Value;
+
 use crate::common::engine::tokens;
 use crate::program::{BARD, ebbtide, file_of, wait};
 
@@ -129,4 +131,22 @@ fn a_stderr_that_takes_nothing_changes_neither_text_nor_code() {
     }
     let command = format!("exec {} plan -m {BARD} >/dev/full", crate::program::BINARY);
     crate::program::Call::of("sh").arg("-c").arg(command).refused(1, &["cannot write to stdout"]);
+}
+
+#[test]
+fn a_signal_while_measuring_keeps_the_figures_so_far() {
+    let line = format!("bench -m {BARD} -v --json --ctx 1024 --prompts 300 --write 2 --repeat 100 --vram-mib 7");
+    let mut child = ebbtide(&line).spawn();
+    // Each arm's plan is told as its engine starts, so with the second the first arm has run.
+    await_stderr(&mut child, "memory plan");
+    await_stderr(&mut child, "memory plan");
+    let sent = Instant::now();
+    interrupt(&child);
+    let ended = wait(child);
+    assert!(sent.elapsed() < END_WITHIN, "{:?}", sent.elapsed());
+    assert_eq!(ended.code, 130, "{}", ended.stderr);
+    let report: Value = serde_json::from_slice(&ended.stdout).expect("one JSON object");
+    assert_eq!(report["ended"], "interrupted");
+    let runs: Vec<_> = report["rows"].as_array().expect("rows").iter().map(|row| row["runs"].as_u64()).collect();
+    assert!(runs.first().is_some_and(|runs| *runs >= Some(1)) && runs.iter().all(|runs| *runs < Some(100)), "{runs:?}");
 }

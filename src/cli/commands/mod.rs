@@ -2,11 +2,14 @@
 //!
 //! Commands reach the device through an [`Opener`] alone, so this module knows the trait and no backend.
 
+mod bench;
 mod demo;
 mod interrupt;
 mod logits;
+mod measure;
 mod perplexity;
 mod plan;
+mod replay;
 mod report;
 mod run;
 mod session;
@@ -32,6 +35,8 @@ pub fn carry_out<B: Backend>(config: &Config, open: Opener<B>) -> Result<(), Com
         Command::Plan(plan) => plan::plan(plan, config, open),
         Command::Logits(logits) => logits::logits(logits, config, open),
         Command::Perplexity(perplexity) => perplexity::perplexity(perplexity, config, open),
+        Command::Bench(bench) => bench::bench(bench, config, open),
+        Command::Replay(replay) => replay::replay(replay, config, open),
         Command::Tokenize(tokenize) => text::tokenize(tokenize, config),
         Command::Detokenize(detokenize) => text::detokenize(detokenize, config),
         Command::ShowConfig => super::show_config(config),

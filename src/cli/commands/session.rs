@@ -19,7 +19,7 @@ use crate::engine::sampler::Sampling;
 use crate::engine::{Engine, EngineError};
 use crate::gguf::Metadata;
 use crate::model::{Model, ModelError};
-use crate::settings::{EngineSettings, SamplingSettings};
+use crate::settings::{ContextSetting, EngineSettings, SamplingSettings};
 use crate::tokenizer::{ChatError, ChatTemplate, Message, RenderOptions, Specials, Tokenizer, TokenizerError};
 use crate::units::TokenId;
 
@@ -75,14 +75,7 @@ pub fn start<B: Backend>(
     config: &Config,
     open: Opener<B>,
 ) -> Result<Engine<B>, CommandError> {
-    if let crate::settings::ContextSetting::Tokens(asked) = settings.ctx
-        && asked > model.shape.n_ctx_train
-    {
-        say::line(format_args!(
-            "warning: --ctx {asked} is above the model's own context of {}: quality may suffer past it",
-            model.shape.n_ctx_train
-        ));
-    }
+    warn_of_long_context(model, settings.ctx);
     // Before the start, which may take minutes.
     let hashes = settings.window_hashes.as_deref().map(create_hashes).transpose()?;
     let backend = open(settings).map_err(EngineError::from)?;
@@ -102,6 +95,18 @@ pub fn start<B: Backend>(
     }
     print_notices(&mut engine);
     Ok(engine)
+}
+
+/// Warns where a context is asked for that the model was not made for.
+pub fn warn_of_long_context(model: &Model, ctx: ContextSetting) {
+    if let ContextSetting::Tokens(asked) = ctx
+        && asked > model.shape.n_ctx_train
+    {
+        say::line(format_args!(
+            "warning: --ctx {asked} is above the model's own context of {}: quality may suffer past it",
+            model.shape.n_ctx_train
+        ));
+    }
 }
 
 fn create_hashes(path: &Path) -> Result<File, CommandError> {
