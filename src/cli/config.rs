@@ -15,7 +15,7 @@ use super::command::{
 use super::exit::{Classified, ExitStatus};
 use super::not_yet::NOT_YET;
 use super::sources::{Resolved, Setting, Settings, Source};
-use super::tokens;
+use super::{refusals, tokens};
 use crate::settings::{
     AliasThreshold, BlockSetting, CacheSizing, ChunkSetting, ContextSetting, EngineSettings, HeadAliasMode, SamplingSettings, TokenSource,
 };
@@ -234,10 +234,7 @@ impl Checker<'_> {
     fn refuse_alias(&mut self, args: &EngineArgs, command: &str) {
         if args.prompt.prefill_head_alias {
             let alias = self.shown("prefill-head-alias");
-            self.refusals.push(format!(
-                "{alias} with {command}: every row of {command} needs the output head, so its VRAM cannot be lent. \
-                 Leave the flag out, or write --prefill-head-alias=false"
-            ));
+            self.refusals.push(refusals::ALIAS_WITH_ALL_LOGITS.message(&format!("{alias} with {command}")));
         }
     }
 
@@ -284,9 +281,7 @@ impl Checker<'_> {
         let (BlockSetting::Tokens(block), ChunkSetting::Tokens(chunk)) = (args.prompt.prefill_block, args.prompt.prefill) else { return };
         if block < chunk {
             let (block_shown, chunk_shown) = (self.shown("prefill-block"), self.shown("prefill"));
-            self.refusals.push(format!(
-                "{block_shown} with {chunk_shown}: a block holds whole chunks. Raise --prefill-block to {chunk} or lower --prefill to {block}"
-            ));
+            self.refusals.push(refusals::BLOCK_BELOW_CHUNK.message(&format!("{block_shown} with {chunk_shown}")));
         }
     }
 
@@ -296,26 +291,18 @@ impl Checker<'_> {
         }
         if args.prompt.head_alias_mode == HeadAliasMode::Realloc {
             let mode = self.shown("head-alias-mode");
-            self.refusals.push(format!(
-                "{mode} without --prefill-head-alias: it says how the head is lent, and the head is not lent. Add \
-                 --prefill-head-alias, or leave it at overlay"
-            ));
+            self.refusals.push(refusals::MODE_WITHOUT_ALIAS.message(&format!("{mode} without --prefill-head-alias")));
         }
         if args.memory.cache_sizing == CacheSizing::Seed {
             let sizing = self.shown("cache-sizing");
-            self.refusals.push(format!(
-                "{sizing} without --prefill-head-alias: it sizes the cache for a head that is lent, and the head is not lent. Add \
-                 --prefill-head-alias, or leave it at exact"
-            ));
+            self.refusals.push(refusals::SIZING_WITHOUT_ALIAS.message(&format!("{sizing} without --prefill-head-alias")));
         }
     }
 
     fn refuse_large_reserve(&mut self, args: &EngineArgs) {
         if args.memory.vram_reserve_mib.is_some_and(|reserve| reserve >= args.memory.vram_mib) {
             let (reserve, vram) = (self.shown("vram-reserve-mib"), self.shown("vram-mib"));
-            self.refusals.push(format!(
-                "{reserve} with {vram}: the reserve leaves nothing of the limit. Lower --vram-reserve-mib or raise --vram-mib"
-            ));
+            self.refusals.push(refusals::RESERVE_IS_ALL.message(&format!("{reserve} with {vram}")));
         }
     }
 
@@ -518,7 +505,7 @@ mod tests {
             assert!(checked(&format!("ebbtide plan -m m {line}"), &[]).is_ok(), "{line}");
         }
         let refusal = &refusals("ebbtide plan -m m --prefill 512 --prefill-block 64")[0];
-        assert!(refusal.starts_with("--prefill-block 64 with --prefill 512: ") && refusal.contains("lower --prefill to 64"), "{refusal}");
+        assert!(refusal.starts_with("--prefill-block 64 with --prefill 512: ") && refusal.contains("lower --prefill"), "{refusal}");
     }
 
     #[test]

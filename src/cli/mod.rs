@@ -18,6 +18,7 @@ pub mod not_yet;
 pub mod npy;
 pub mod part_file;
 pub mod progress;
+pub mod refusals;
 pub mod say;
 #[cfg(test)]
 pub mod scratch;
