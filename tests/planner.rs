@@ -26,7 +26,10 @@ const N_PROMPTS: usize = 200;
 /// Lengths from 2 to about 20,000 tokens, as many between 20 and 40 as between 2,000 and 4,000.
 fn mixed_lengths() -> Vec<usize> {
     let span = (20_000.0_f64 / 2.0).ln();
-    tokens(7, N_PROMPTS, 1 << 20).into_iter().map(|random| (2.0 * (f64::from(random) / f64::from(1 << 20) * span).exp()) as usize).collect()
+    let length = |random: u32| 2.0 * (f64::from(random) / f64::from(1 << 20) * span).exp();
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between 2 and 20,000")]
+    let lengths = tokens(7, N_PROMPTS, 1 << 20).into_iter().map(|random| length(random) as usize).collect();
+    lengths
 }
 
 fn strict(settings: EngineSettings) -> EngineSettings {

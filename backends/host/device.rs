@@ -58,7 +58,9 @@ impl HostBackend {
         let device = format!("simulated device{dry}, {} threads, {level:?}", config.threads);
         let memory = if config.dry.is_some() { MemoryTable::dry(config.total) } else { MemoryTable::new(config.total) };
         let machine = Machine::new(memory, launcher, config.clock.map(Clock::new));
-        Ok(Self { machine: Rc::new(RefCell::new(machine)), capabilities: capabilities(config.total, device) })
+        // Copies run beside operations on a modelled device only: the processor itself does one after the other.
+        let copy_engines = u32::from(config.clock.is_some());
+        Ok(Self { machine: Rc::new(RefCell::new(machine)), capabilities: capabilities(config.total, device, copy_engines) })
     }
 
     /// The faults to inject, to be set by a test.

@@ -404,7 +404,7 @@ impl Machine {
 }
 
 /// The facts of a simulated device with `total` bytes.
-pub fn capabilities(total: Bytes, device: String) -> Capabilities {
+pub fn capabilities(total: Bytes, device: String, copy_engines: u32) -> Capabilities {
     Capabilities {
         backend: "host",
         device,
@@ -415,7 +415,7 @@ pub fn capabilities(total: Bytes, device: String) -> Capabilities {
         integrated: false,
         reads_pageable_memory: true,
         max_allocation_bytes: total,
-        copy_engines: 1,
+        copy_engines,
         graph_node_bytes: super::GRAPH_NODE_BYTES,
     }
 }
