@@ -357,6 +357,8 @@ pub struct EngineSettings {
     pub prefix_cache: Bytes,
     /// VRAM slots.
     pub expert_cache: ExpertCache,
+    /// Where what the cache learns is kept from one start to the next; `None`: nowhere.
+    pub expert_profile: Option<PathBuf>,
     /// Chunk of the prompt path.
     pub chunk: ChunkSetting,
     /// Block of the prompt path; one that is no longer than the chunk is read as a single chunk.
@@ -395,6 +397,7 @@ impl Default for EngineSettings {
             kv: KvType::default(),
             prefix_cache: Bytes::ZERO,
             expert_cache: ExpertCache::default(),
+            expert_profile: None,
             chunk: ChunkSetting::default(),
             block: BlockSetting::default(),
             head_alias: false,

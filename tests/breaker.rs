@@ -146,10 +146,14 @@ fn a_slot_that_is_not_refilled_is_noticed() {
         watched.faults().lose_copies_into = Some(slot_range(&engine, slot));
         let disturbed = engine.generate(&request, &mut |_| ControlFlow::Continue(()));
         let noticed = disturbed.is_err() || disturbed.is_ok_and(|outcome| outcome.tokens != expected.tokens);
-        assert!(!noticed || slot >= 16 - n_lent, "slot {slot} was not lent and still its copy was missed");
+        // A kept slot has a copy coming only where its expert made room for a hotter one.
+        let exchanged = engine.experts().counters().swaps > expected.experts.swaps;
+        assert!(!noticed || slot >= 16 - n_lent || exchanged, "slot {slot} was not lent and still its copy was missed");
         n_noticed += u32::from(noticed);
         watched.faults().lose_copies_into = None;
-        assert_eq!(run(&mut engine, &request).tokens, expected.tokens, "right again after slot {slot}");
+        // The next loan fills lent slots anew; a kept one goes on with what it was thought to hold.
+        let kept_is_wrong = noticed && slot < 16 - n_lent;
+        assert!(kept_is_wrong || run(&mut engine, &request).tokens == expected.tokens, "right again after slot {slot}");
     }
     assert!(n_lent > 0);
     assert!(n_noticed > 0, "of {n_lent} lent slots none was missed");
@@ -166,11 +170,12 @@ fn copies_lost_while_a_prompt_is_read_are_noticed() {
     let settings = EngineSettings { vram: resident + plan.slot_bytes * 10, ..base };
     // The first lent slot begins with the prompt's rows; the ring of experts comes last, so it ends in the head.
     for in_head in [false, true] {
+        // By another start: one that has read the prompt keeps its experts, and then nothing comes through the ring.
+        let expected = run(&mut engine(&model, &settings), &request);
+        assert_eq!((expected.choice.way, expected.spill_bytes), (Way::Alias, Bytes::ZERO));
         let backend = device(&settings);
         let watched = backend.share();
         let mut engine = Engine::start(backend, Arc::clone(&model), &settings, &mut |_, _| ()).expect("starts");
-        let expected = run(&mut engine, &request);
-        assert_eq!((expected.choice.way, expected.spill_bytes), (Way::Alias, Bytes::ZERO));
         let first_lent = slot_range(&engine, engine.plan().slots - expected.phases.slots_lent);
         watched.faults().lose_copies_into = Some(if in_head { engine.head_range() } else { first_lent });
         let disturbed = engine.generate(&request, &mut |event| {

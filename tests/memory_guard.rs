@@ -6,7 +6,7 @@ mod common;
 
 use std::sync::Arc;
 
-use common::engine::{bard, device, engine, greedy, run, settings, tokens};
+use common::engine::{alternating_model, bard, device, engine, greedy, run, settings, tokens};
 use ebbtide::backends::host::{FreeReading, HostBackend};
 use ebbtide::engine::{Engine, EngineError, Outcome};
 use ebbtide::model::Model;
@@ -131,7 +131,7 @@ fn where_pieces_are_not_enough_the_slab_is_made_anew_and_where_nothing_is_that_i
         let plan = watched.engine.plan().clone();
         watched.run();
         let third = plan.slot_bytes * u64::from(plan.slots / 3);
-        assert!(third > plan.slab_sizes().piece_bytes() * u64::from(plan.slab.pieces) && third < RESERVE, "more than the pieces: {plan}");
+        assert!(third > plan.slot_table.total(plan.slab_sizes().main_first()) && third < RESERVE, "more than the pieces: {plan}");
         watched.others_hold(watched.free() - RESERVE + third);
         let outcome = watched.run();
         assert_eq!(outcome.tokens, expected);
@@ -271,4 +271,56 @@ fn more_than_the_machine_has_is_not_pinned_and_the_clamp_is_told() {
     assert!(line.starts_with("pinned host memory: at most ") && line.contains("--pin-mib allows 16777216.0 MiB"), "{line}");
     assert!(line.contains("of RAM available less"), "{line}");
     assert_eq!(watched.run().tokens, expected(&model));
+}
+
+#[test]
+fn pieces_of_slots_of_several_sizes_are_given_back_and_taken_again_to_the_byte() {
+    let model = alternating_model("--shape tiny --seed 9 --vocab 4096 --type Q4_K --used 3 --skew 1.0", "Q4_K", "Q8_0");
+    let expected = expected(&model);
+    for settings in ways() {
+        let roomy = EngineSettings { vram: Bytes::mib(64), ..settings.clone() };
+        let resident = engine(&model, &roomy).plan().resident_bytes();
+        let settings = EngineSettings { vram: resident + model.weights.slot_bytes() * 15 + RESERVE, ..settings };
+        let mut watched = start(&model, &settings, |_| ()).expect("starts");
+        let plan = watched.engine.plan().clone();
+        let sizes = plan.slab_sizes();
+        let pieces: Vec<Bytes> = (0..sizes.pieces).map(|piece| sizes.piece_bytes(piece)).collect();
+        assert!(pieces.len() >= 2 && pieces.iter().any(|&bytes| bytes != pieces[0]), "{pieces:?} in {plan}");
+        assert_eq!(watched.run().tokens, expected);
+        assert_eq!(watched.device.used(), plan.decode.total_bytes, "{plan}");
+
+        // A byte too much is taken at a time, and each time one piece goes for it, the last first.
+        let mut used = plan.decode.total_bytes;
+        for (at, &piece) in pieces.iter().enumerate().rev() {
+            let held = watched.device.faults().held_by_others;
+            watched.others_hold(held + watched.free() - RESERVE + Bytes(1));
+            let outcome = watched.run();
+            used = used - piece;
+            assert_eq!((&outcome.tokens, watched.device.used()), (&expected, used), "without piece {at}");
+            assert_eq!(watched.engine.experts().cache().n_resident(), outcome.slots as usize, "the other slots stay filled");
+            assert!(only(&watched.engine.take_notices()).ends_with(&format!("gave {} slots back", sizes.piece_slots)));
+        }
+        // Room for the first piece, to the byte.
+        let held = watched.device.faults().held_by_others;
+        let room_for_first = held + watched.free() - RESERVE - pieces[0];
+        for (held, wanted) in
+            [(room_for_first + Bytes(1), used), (room_for_first, used + pieces[0]), (Bytes::ZERO, plan.decode.total_bytes)]
+        {
+            watched.others_hold(held);
+            (0..3 * pieces.len()).for_each(|_| assert_eq!(watched.run().tokens, expected));
+            assert_eq!(watched.device.used(), wanted, "with {held} held by others");
+        }
+        watched.engine.take_notices();
+
+        // More than all pieces: the slab is made anew with fewer slots of each class.
+        let gone = plan.slot_table.total(sizes.main_first()) + Bytes(1);
+        watched.others_hold(watched.free() - RESERVE + gone);
+        let outcome = watched.run();
+        let smaller = watched.engine.plan();
+        assert_eq!((&outcome.tokens, outcome.slots), (&expected, smaller.slots));
+        assert!(smaller.decode.total_bytes + gone <= plan.decode.total_bytes && smaller.slots < plan.slots, "{smaller}");
+        assert_eq!(watched.device.used(), smaller.decode.total_bytes, "{smaller}");
+        assert!(watched.free() >= RESERVE);
+        assert!(smaller.slot_table.classes(smaller.slots).all(|(_, slots)| slots > 0), "{smaller}");
+    }
 }

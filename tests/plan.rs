@@ -6,7 +6,7 @@ mod common;
 
 use std::sync::{Arc, LazyLock};
 
-use common::engine::{TempFile, bard, synthetic_model};
+use common::engine::{TempFile, alternating_model, bard, synthetic_model};
 use common::rewrite::QWEN3_30B_A3B;
 use ebbtide::backends::host::{FreeReading, HostBackend, HostConfig};
 use ebbtide::engine::read_device_budget;
@@ -20,6 +20,8 @@ use proptest::prelude::*;
 
 static MICRO: LazyLock<Arc<Model>> = LazyLock::new(|| synthetic_model("--shape micro --seed 1 --type Q4_K --head-type Q6_K"));
 static TINY: LazyLock<Arc<Model>> = LazyLock::new(|| synthetic_model("--shape tiny --seed 1 --type Q8_0 --down-type F16"));
+/// Two classes of slots.
+static MIXED: LazyLock<Arc<Model>> = LazyLock::new(|| alternating_model("--shape tiny --seed 1 --type Q4_K", "Q4_K", "Q8_0"));
 static BARD: LazyLock<Arc<Model>> = LazyLock::new(bard);
 /// A file of 12 GB that is all hole; its weights are never read.
 static LARGE: LazyLock<Arc<Model>> = LazyLock::new(|| {
@@ -65,7 +67,8 @@ fn check(model: &Model, settings: &EngineSettings, device: DeviceBudget, plan: &
     }
     assert!((1..=n_routed).contains(&plan.slots));
     assert!((1..=8).contains(&plan.window_rows));
-    assert_eq!(owner(&plan.decode, "expert slots"), plan.slot_bytes * u64::from(plan.slots));
+    let by_class: Bytes = plan.slot_table.classes(plan.slots).map(|(bytes, slots)| bytes * u64::from(slots)).sum();
+    assert_eq!(owner(&plan.decode, "expert slots"), by_class);
     assert_eq!(owner(&plan.decode, "output head"), plan.head_bytes);
     assert!((1..=plan.ctx_tokens).contains(&plan.chunk));
     assert_eq!(plan.chunk, plan.kept_head_chunk.max(plan.alias_chunk));
@@ -171,6 +174,7 @@ fn any_settings() -> impl Strategy<Value = EngineSettings> {
 enum Named {
     Micro,
     Tiny,
+    Mixed,
     Bard,
     Large,
 }
@@ -180,6 +184,7 @@ impl Named {
         match self {
             Self::Micro => &MICRO,
             Self::Tiny => &TINY,
+            Self::Mixed => &MIXED,
             Self::Bard => &BARD,
             Self::Large => &LARGE,
         }
@@ -191,6 +196,7 @@ fn any_model() -> impl Strategy<Value = (Named, u64)> {
     prop_oneof![
         (1u64..24).prop_map(|mib| (Named::Micro, mib)),
         (1u64..40).prop_map(|mib| (Named::Tiny, mib)),
+        (1u64..40).prop_map(|mib| (Named::Mixed, mib)),
         (1u64..64).prop_map(|mib| (Named::Bard, mib)),
         (900u64..26_000).prop_map(|mib| (Named::Large, mib)),
     ]

@@ -24,6 +24,7 @@ const PROFILES: [ClockProfile; 3] = [ClockProfile::H200, ClockProfile::H200_12GB
 const N_PROMPTS: usize = 200;
 
 /// Lengths from 2 to about 20,000 tokens, as many between 20 and 40 as between 2,000 and 4,000.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between 2 and 20,000")]
 fn mixed_lengths() -> Vec<usize> {
     let span = (20_000.0_f64 / 2.0).ln();
     let length = |random: u32| 2.0 * (f64::from(random) / f64::from(1 << 20) * span).exp();

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use common::engine::{device, engine, greedy, run, settings, synthetic_model, tokens};
 use ebbtide::backend::op::ExpertAddrs;
-use ebbtide::backend::{Backend, DeviceMemory};
+use ebbtide::backend::{Backend, Copy, DeviceMemory, Direction, PinnedMemory};
 use ebbtide::backends::host::{HostBackend, HostConfig, HostMemory, HostStream};
 use ebbtide::engine::way::Way;
 use ebbtide::engine::{Engine, read_device_budget};
@@ -29,7 +29,7 @@ struct Rig {
     scheduler: Scheduler<HostBackend>,
     experts: Experts<HostBackend>,
     stream: HostStream,
-    _table: HostMemory,
+    table: HostMemory,
 }
 
 impl Rig {
@@ -52,7 +52,7 @@ impl Rig {
         let stream = backend.create_stream().expect("a stream");
         experts.fill(scheduler.slot_range()).expect("copies");
         experts.publish_arrivals(&stream, true, scheduler.slot_range()).expect("arrive");
-        Self { backend, scheduler, experts, stream, _table: table }
+        Self { backend, scheduler, experts, stream, table }
     }
 
     fn lend(&mut self, bytes: Bytes, with_head: bool) -> Result<Loan, PhaseError> {
@@ -65,6 +65,24 @@ impl Rig {
 
     fn publish(&mut self, wait: bool) {
         self.experts.publish_arrivals(&self.stream, wait, self.scheduler.slot_range()).expect("copies arrive");
+    }
+
+    /// The expert table as the device has it.
+    fn table(&self) -> Vec<u8> {
+        let range = self.table.range();
+        let landing = self.backend.alloc_pinned(range.bytes, "a test").expect("pinned memory");
+        let copy = Copy { dst: landing.range().start, src: range.start, bytes: range.bytes, direction: Direction::ToHost };
+        self.backend.copy(&self.stream, copy).expect("a copy");
+        self.backend.synchronise(&self.stream).expect("the table arrives");
+        let mut bytes = vec![0; range.bytes.as_usize()];
+        landing.read(0, &mut bytes);
+        bytes
+    }
+
+    /// The same as it should be.
+    fn table_by_the_books(&self) -> Vec<u8> {
+        let resident = |expert| self.experts.resident(expert, self.scheduler.slot_range());
+        self.experts.store.all().flat_map(|expert| resident(expert).unwrap_or(self.experts.store.addrs(expert)).to_bytes()).collect()
     }
 
     /// Experts that a window would find in slots.
@@ -172,6 +190,7 @@ fn slots_that_are_lent_again_while_they_fill_are_waited_for() {
     let bytes = model.weights.slot_bytes() * 6;
     let loan = rig.lend(bytes, false).expect("fits");
     assert_eq!(rig.n_arrived(), 4);
+    assert_eq!(rig.table(), rig.table_by_the_books());
     rig.backend.faults().stalled_polls = 1_000_000;
     rig.restore(loan, Refill::Lazy).expect("its own loan");
     assert_eq!((rig.experts.n_refilling(), rig.experts.cache().n_resident()), (6, SLOTS as usize));
@@ -187,6 +206,52 @@ fn slots_that_are_lent_again_while_they_fill_are_waited_for() {
     assert_eq!((rig.experts.n_refilling(), rig.n_arrived()), (3, 7));
     rig.publish(true);
     assert_eq!((rig.experts.n_refilling(), rig.n_arrived()), (0, SLOTS as usize));
+    assert_eq!(rig.table(), rig.table_by_the_books());
+}
+
+#[test]
+fn experts_are_exchanged_without_waiting_and_found_once_they_have_arrived() {
+    let model = synthetic_model(ARGS);
+    let mut rig = Rig::new(&model);
+    // One expert of each layer that has no slot.
+    let absent = |expert: &ExpertId| rig.experts.cache().slot_of(*expert).is_none();
+    let hot = [0, 1].map(|layer| rig.experts.store.all().filter(absent).find(|expert| expert.layer == layer).expect("six have none"));
+    let routes = hot.map(|expert| expert.expert);
+    rig.backend.faults().stalled_polls = 1_000_000;
+    for _ in 0..4 {
+        rig.experts.note_window(&routes, &rig.stream, rig.scheduler.slot_range()).expect("copies are queued");
+    }
+    let counters = rig.experts.counters();
+    assert_eq!((counters.swaps, counters.hits, counters.misses), (2, 0, 8));
+    assert_eq!((rig.experts.n_refilling(), rig.n_arrived()), (2, SLOTS as usize - 2), "they are on their way, and nobody waited");
+    // While they are, nothing else is exchanged.
+    for _ in 0..8 {
+        rig.experts.note_window(&routes, &rig.stream, rig.scheduler.slot_range()).expect("nothing to do");
+    }
+    assert_eq!(rig.experts.counters().swaps, 2);
+    rig.publish(true);
+    assert_eq!((rig.experts.n_refilling(), rig.n_arrived()), (0, SLOTS as usize));
+    assert!(hot.iter().all(|&expert| rig.experts.resident(expert, rig.scheduler.slot_range()).is_some()), "{hot:?}");
+    assert_eq!(rig.table(), rig.table_by_the_books(), "the device knows what the books know");
+}
+
+#[test]
+fn experts_that_make_room_after_one_loan_are_not_taken_for_resident_after_the_next() {
+    let model = synthetic_model(ARGS);
+    let mut rig = Rig::new(&model);
+    let bytes = model.weights.slot_bytes() * 6;
+    for (layer, uses) in [(0, 3), (1, 9)] {
+        let loan = rig.lend(bytes, false).expect("fits");
+        let absent = |expert: &ExpertId| expert.layer == layer && rig.experts.cache().slot_of(*expert).is_none();
+        let hot: Vec<ExpertId> = rig.experts.store.all().filter(absent).collect();
+        hot.iter().for_each(|&expert| (0..uses).for_each(|_| rig.experts.note_prompt(expert)));
+        rig.backend.faults().stalled_polls = 1_000_000;
+        rig.restore(loan, Refill::Lazy).expect("its own loan");
+        assert!(rig.experts.counters().swaps >= 1, "a cold expert of a kept slot made room");
+    }
+    rig.publish(true);
+    assert_eq!((rig.experts.n_refilling(), rig.n_arrived()), (0, SLOTS as usize));
+    assert_eq!(rig.table(), rig.table_by_the_books());
 }
 
 fn deterministic(slots: u32) -> EngineSettings {

@@ -271,8 +271,8 @@ pub struct MemoryArgs {
     /// VRAM slots for routed experts; auto fills what is left
     #[arg(long, value_name = "auto|N", default_value = "auto")]
     pub expert_cache: ExpertCache,
-    /// A learned profile of the experts in use.
-    #[arg(long, value_name = "FILE", hide = true)]
+    /// Keep what the expert cache learns of the model in FILE, from one start to the next; off keeps nothing [default: off]
+    #[arg(long, value_name = "FILE|off")]
     pub expert_profile: Option<PathBuf>,
     /// How the cache is sized: exact keeps the reserve in both phases; seed counts neither head nor graphs, for comparison
     #[arg(long, value_name = "exact|seed", default_value = "exact")]

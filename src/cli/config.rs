@@ -261,6 +261,7 @@ impl Checker<'_> {
             kv: memory.kv,
             prefix_cache: Bytes::mib(memory.prefix_cache_mib),
             expert_cache: memory.expert_cache,
+            expert_profile: memory.expert_profile.clone().filter(|path| path.as_os_str() != "off"),
             chunk: prompt.prefill,
             block: prompt.prefill_block,
             head_alias: prompt.prefill_head_alias,
@@ -384,9 +385,9 @@ mod tests {
 
     #[test]
     fn every_setting_reaches_the_engine() {
-        let line = "ebbtide plan -m m.gguf --vram-mib 4000 --vram-reserve-mib 100 --pin-mib 0 --ctx 2048 --kv q8_0 --expert-cache 40 --prefix-cache-mib 100 \
-            --prefill 512 --prefill-block 512 --prefill-head-alias --head-alias-mode realloc --cache-sizing seed --alias-min-tokens 0 --short-read 5 \
-            --refill strict \
+        let line = "ebbtide plan -m m.gguf --vram-mib 4000 --vram-reserve-mib 100 --pin-mib 0 --ctx 2048 --kv q8_0 --expert-cache 40 \
+            --expert-profile p --prefix-cache-mib 100 --prefill 512 --prefill-block 512 --prefill-head-alias --head-alias-mode realloc \
+            --cache-sizing seed --alias-min-tokens 0 --short-read 5 --refill strict \
             --activations f32 --deterministic --window-hashes h --threads 3 --device host --spec 0 --draft off";
         let Command::Plan(plan) = command(line) else { panic!("a plan was asked for") };
         let expected = EngineSettings {
@@ -397,6 +398,7 @@ mod tests {
             kv: KvType::Q8_0,
             prefix_cache: Bytes::mib(100),
             expert_cache: crate::settings::ExpertCache::Slots(40),
+            expert_profile: Some(PathBuf::from("p")),
             chunk: ChunkSetting::Tokens(512),
             block: BlockSetting::Tokens(512),
             head_alias: true,

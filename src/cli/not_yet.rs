@@ -20,7 +20,6 @@ const NO_PACING: &str = "copies run at the machine's own speed. Leave the flag o
 /// All of them.
 pub const NOT_YET: &[NotYet] = &[
     NotYet { flag: "hf", accepts: &[], reason: "nothing is downloaded. Fetch the GGUF file yourself and name it with -m FILE" },
-    NotYet { flag: "expert-profile", accepts: &[], reason: "the cache learns anew at each start. Leave the flag out" },
     NotYet { flag: "sim-link-gbps", accepts: &[], reason: NO_PACING },
     NotYet { flag: "sim-link-us", accepts: &[], reason: NO_PACING },
     NotYet { flag: "spec", accepts: &["auto", "0"], reason: NO_DRAFTS },

@@ -71,6 +71,8 @@ pub struct BlockSample {
     pub routed_rows: u32,
     /// Seconds of the group's products.
     pub experts_s: f64,
+    /// Bytes of a group of experts that crossed the link, and seconds.
+    pub link: Option<(Bytes, f64)>,
 }
 
 /// Seconds as `fixed x pieces + each x rows`, fitted to what was measured, newer measurements counting more.
@@ -199,6 +201,9 @@ impl Costs {
         self.linear.note(1.0, f64::from(sample.chunk_rows), sample.linear_s);
         self.attention.note(1.0, sample.keys_seen, sample.attention_s);
         self.experts.note(f64::from(sample.n_experts), f64::from(sample.routed_rows), sample.experts_s);
+        if let Some((bytes, seconds)) = sample.link {
+            self.note_link(bytes, seconds);
+        }
     }
 
     /// Takes note of a window of `rows` rows, its misses included.

@@ -114,7 +114,7 @@ impl<B: Backend> Taken<B> {
                 }
                 Err(PhaseError::Backend(error)) if is_short(&error) && refusals < REFUSALS_MAX => {
                     refusals += 1;
-                    let quarter = plan.slot_bytes * u64::from((plan.slots / 4).max(1));
+                    let quarter = plan.slot_table.last((plan.slots / 4).max(1), plan.slots);
                     // Where no smaller plan can be made, what the device refused is the reason.
                     plan = inputs.smaller(&plan, quarter).map_err(|_| error.clone())?;
                     refused.get_or_insert(error);

@@ -24,9 +24,8 @@ const DIFFERENCE_SHARE: u64 = 20;
 /// What the guard remembers from request to request.
 #[derive(Default)]
 pub(super) struct Guard {
-    /// What was free once the engine stood, and what was given up since then.
+    /// What was free once the engine stood.
     free_at_start: Option<Bytes>,
-    given_back: Bytes,
     looks_with_room: u32,
     /// Memory is short, or its reading is not believed, and that was told.
     told: bool,
@@ -92,16 +91,14 @@ impl<B: Backend> Engine<B> {
 
     fn give_back_until(&mut self, free_before: Bytes, reserve: Bytes) -> Result<(), EngineError> {
         let slots_before = self.scheduler.regions().n_slots_in_use();
-        let others = self.guard.free_at_start.map(|free| (free + self.guard.given_back).saturating_sub(free_before));
+        let others = self.guard.free_at_start.map(|free| (free + self.scheduler.given_up_bytes()).saturating_sub(free_before));
         let mut free = Some(free_before);
         while let Some(short) = free.map(|free| reserve.saturating_sub(free)).filter(|short| *short > Bytes::ZERO) {
-            if let Some(slots) = self.scheduler.give_up_piece(&mut self.experts, &self.compute)? {
-                self.guard.given_back += self.plan.slot_bytes * u64::from(slots);
-            } else if self.inputs().smaller(&self.plan, short + self.guard.given_back).is_ok() {
-                self.shrink(short, None)?;
-                // A slab that was made anew is as small as it has to be.
-                break;
-            } else {
+            if self.scheduler.give_up_piece(&mut self.experts, &self.compute)?.is_none() {
+                if self.inputs().smaller(&self.plan, short + self.scheduler.given_up_bytes()).is_ok() {
+                    // A slab that was made anew is as small as it has to be.
+                    self.shrink(short, None)?;
+                }
                 break;
             }
             free = FreeMemory::read(&*self.backend).believed();
@@ -126,16 +123,13 @@ impl<B: Backend> Engine<B> {
     }
 
     fn take_piece_again(&mut self, free: Bytes, reserve: Bytes) -> Result<(), EngineError> {
-        let piece = self.scheduler.sizes().piece_bytes();
-        let room = self.scheduler.pieces_given_up() > 0 && free >= reserve + piece;
+        let room = self.scheduler.missing_piece_bytes().is_some_and(|piece| free >= reserve + piece);
         self.guard.looks_with_room = if room { self.guard.looks_with_room + 1 } else { 0 };
         if self.guard.looks_with_room < LOOKS_BEFORE_TAKING {
             return Ok(());
         }
         match self.scheduler.take_piece(&mut self.experts, &self.compute) {
             Ok(Some(slots)) => {
-                let bytes = self.plan.slot_bytes * u64::from(slots);
-                self.guard.given_back = self.guard.given_back.saturating_sub(bytes);
                 self.notices.push(format!("free VRAM is {free}: took {slots} slots again"));
                 Ok(())
             }
@@ -153,7 +147,7 @@ impl<B: Backend> Engine<B> {
     /// refused before.
     fn shrink(&mut self, less: Bytes, mut refused: Option<BackendError>) -> Result<(), EngineError> {
         // The plan counts pieces that are there no more.
-        let mut less = less + self.guard.given_back;
+        let mut less = less + self.scheduler.given_up_bytes();
         for attempt in 0.. {
             let plan = match (self.inputs().smaller(&self.plan, less), refused.take()) {
                 (Ok(plan), _) => plan,
@@ -165,7 +159,6 @@ impl<B: Backend> Engine<B> {
             let made = self.scheduler.rebuild(&plan, &mut self.experts, &self.compute, self.settings.refill);
             let beside = made.and_then(|()| Ok(Beside::allocate(&*self.backend, &plan)?));
             self.plan = plan;
-            self.guard.given_back = Bytes::ZERO;
             let smaller_by = before.saturating_sub(self.plan.decode.total_bytes);
             self.guard.free_at_start = self.guard.free_at_start.map(|free| free + smaller_by);
             match beside {
@@ -174,7 +167,7 @@ impl<B: Backend> Engine<B> {
                     return self.keep_windows_right();
                 }
                 Err(PhaseError::Backend(error)) if fit::is_short(&error) && attempt < fit::REFUSALS_MAX => {
-                    less = self.plan.slot_bytes * u64::from((self.plan.slots / 4).max(1));
+                    less = self.plan.slot_table.last((self.plan.slots / 4).max(1), self.plan.slots);
                     refused = Some(error);
                 }
                 Err(error) => return Err(self.not_home(error)),
@@ -195,8 +188,7 @@ impl<B: Backend> Engine<B> {
             && fit::is_short(error)
         {
             cause.get_or_insert_with(|| error.clone());
-            if let Some(slots) = self.scheduler.give_up_piece(&mut self.experts, &self.compute)? {
-                self.guard.given_back += self.plan.slot_bytes * u64::from(slots);
+            if self.scheduler.give_up_piece(&mut self.experts, &self.compute)?.is_some() {
                 home = self.scheduler.recover(&mut self.experts, &self.compute);
             } else {
                 let head_room = FreeMemory::read(&*self.backend).believed().unwrap_or(Bytes::ZERO);

@@ -13,6 +13,7 @@ mod fit;
 mod free_memory;
 mod guard;
 mod hashes;
+mod learned;
 pub mod prefill;
 pub mod prefix_cache;
 pub mod sampler;
@@ -169,6 +170,7 @@ pub struct Engine<B: Backend> {
     resident: ResidentAddrs,
     scheduler: Scheduler<B>,
     experts: Experts<B>,
+    learned: Option<learned::Learned>,
     windows: Windows<B>,
     /// `None` only where it could not be had again yet.
     beside: Option<Beside<B>>,
@@ -284,6 +286,8 @@ impl<B: Backend> Engine<B> {
         let recaptures_before = self.windows.recaptures();
         self.look_at_memory()?;
         let phases_before = self.scheduler.counters()?;
+        // An earlier request that failed may have left copies unread.
+        self.experts.end_prompt();
         let experts_before = self.experts.counters();
         self.lowest_free = None;
         self.spilled = Bytes::ZERO;
@@ -320,7 +324,8 @@ impl<B: Backend> Engine<B> {
         if outcome.phases.head_reloads > 0 {
             self.costs.note_link(self.model.weights.head.bytes, outcome.phases.head_reload_ms / 1e3);
         }
-        outcome.experts = experts_since(experts_before, self.experts.counters());
+        self.experts.end_prompt();
+        outcome.experts = self.experts.counters().since(&experts_before);
         outcome.recaptures = self.windows.recaptures() - recaptures_before;
         self.windows.flush_hashes()?;
         Ok(outcome)
@@ -475,6 +480,7 @@ impl<B: Backend> Engine<B> {
             self.make_room_for_row()?;
             self.window(&[next], Some(&mut logits))?;
             self.accept(1);
+            self.save_now_and_then();
             let position = self.timelines.active().len();
             let chosen = sampler.choose(&logits, self.timelines.active().tokens(), position);
             next = chosen.ok_or(EngineError::NotFinite { position: position - 1 })?;
@@ -583,13 +589,4 @@ fn phases_since(before: PhaseCounters, now: PhaseCounters) -> PhaseCounters {
     // What the last loan did says nothing of a request that made none.
     let last = if loans > 0 { now } else { PhaseCounters::default() };
     PhaseCounters { loans, head_reloads, head_reload_ms: if head_reloads > 0 { now.head_reload_ms } else { 0.0 }, ..last }
-}
-
-fn experts_since(before: ExpertCounters, now: ExpertCounters) -> ExpertCounters {
-    ExpertCounters {
-        hits: now.hits - before.hits,
-        misses: now.misses - before.misses,
-        link_bytes: now.link_bytes - before.link_bytes,
-        swaps: now.swaps - before.swaps,
-    }
 }

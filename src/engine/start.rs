@@ -9,6 +9,7 @@ use super::embedding::Embedding;
 use super::fit::{PlanInputs, Taken};
 use super::free_memory::read_device_budget;
 use super::guard::Guard;
+use super::learned::Learned;
 use super::prefill::PromptPath;
 use super::prefix_cache::{KvRows, PrefixCache};
 use super::timelines::Timelines;
@@ -67,6 +68,7 @@ impl<B: Backend> Engine<B> {
         let prompt_path = PromptPath::new(Rc::clone(&backend), &model.shape, plan.block.max(plan.wide_rows))?;
         let table = Windows::<B>::table_range(&window_buffer, &layout);
         let mut experts = Experts::new(Rc::clone(&backend), store, weights, plan.slots, table)?;
+        let learned = settings.expert_profile.as_deref().map(|path| Learned::load(path, &model, &mut experts, &mut notices));
         experts.fill(scheduler.slot_range())?;
         experts.publish_arrivals(&compute, true, scheduler.slot_range())?;
         let forward = Forward { shape: &model.shape, weights, resident, exact: plan.exact };
@@ -88,6 +90,7 @@ impl<B: Backend> Engine<B> {
             resident,
             scheduler,
             experts,
+            learned,
             windows,
             beside: Some(beside),
             prompt_path,

@@ -154,10 +154,9 @@ struct Predictor<'a> {
 #[allow(clippy::cast_precision_loss, reason = "estimates")]
 impl Predictor<'_> {
     /// Bytes of one layer's experts without a slot while `lent_slots` are lent.
-    fn absent_layer_bytes(&self, lent_slots: u64) -> f64 {
-        let kept = u64::from(self.plan.slots).saturating_sub(lent_slots);
-        let resident = self.plan.slot_bytes.0.saturating_mul(kept);
-        self.model.expert_bytes.0.saturating_sub(resident) as f64 / f64::from(self.model.n_layer)
+    fn absent_layer_bytes(&self, lent_slots: u32) -> f64 {
+        let resident = self.plan.slot_table.total(self.plan.slots.saturating_sub(lent_slots));
+        self.model.expert_bytes.saturating_sub(resident).0 as f64 / f64::from(self.model.n_layer)
     }
 
     /// Share of a layer's experts that `rows` tokens touch, were routing uniform.
@@ -171,7 +170,7 @@ impl Predictor<'_> {
     }
 
     /// Seconds of one layer over `rows` tokens behind `past`, read in chunks of `chunk`.
-    fn layer_s(&self, size: PromptSize, rows: f64, past: f64, lent_slots: u64) -> f64 {
+    fn layer_s(&self, size: PromptSize, rows: f64, past: f64, lent_slots: u32) -> f64 {
         let chunks = (rows / f64::from(size.chunk)).ceil();
         let attention_s = self.costs.attention_s(chunks, keys_seen(past, rows));
         let mixer_s = self.costs.linear_s(chunks, rows) + attention_s + ROUTES_S;
@@ -189,7 +188,7 @@ impl Predictor<'_> {
     }
 
     /// Seconds of a prompt in blocks of `size`, and of its longest block.
-    fn blocks_s(&self, size: PromptSize, lent_slots: u64) -> (f64, f64) {
+    fn blocks_s(&self, size: PromptSize, lent_slots: u32) -> (f64, f64) {
         let n_blocks = self.reading.tokens.div_ceil(size.block as usize);
         let rows = self.reading.tokens as f64 / n_blocks as f64;
         // Of the last layer only keys and values are computed.
@@ -240,11 +239,12 @@ impl Predictor<'_> {
         let lends = way == Way::Alias || matches!(self.plan.prompt_memory, PromptMemory::Loan { .. });
         // A head that is freed leaves no bytes to the arena.
         let in_head = if self.plan.slab.mode == HeadAliasMode::Overlay { head } else { Bytes::ZERO };
-        let lent_slots = if lends { arena.saturating_sub(in_head).0.div_ceil(self.plan.slot_bytes.0) } else { 0 };
+        let (table, slots) = (&self.plan.slot_table, self.plan.slots);
+        let lent_slots = if lends { table.covering(slots, arena.saturating_sub(in_head)).unwrap_or(slots) } else { 0 };
         let (read_s, longest_block_s) = self.blocks_s(size, lent_slots);
         // What was never measured is too uncertain to cut a block for.
         let longest_block_s = if self.costs.is_measured() { longest_block_s } else { 0.0 };
-        let home_s = self.costs.link_s((lent_slots * self.plan.slot_bytes.0 + head.0) as f64);
+        let home_s = self.costs.link_s((table.last(lent_slots, slots) + head).0 as f64);
         Some(Candidate { way, size, seconds: read_s + home_s + LOAN_S, longest_block_s })
     }
 

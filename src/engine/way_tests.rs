@@ -38,6 +38,7 @@ fn plan(kept: u64, lent: u64) -> Plan {
         head_bytes: Bytes::mib(8),
         slots: 100,
         slot_bytes: Bytes::mib(1),
+        slot_table: std::sync::Arc::new(crate::experts::SlotTable::new(&[Bytes::mib(1)], 100)),
         prompt_memory: if kept > 0 { PromptMemory::Loan { slots_max: 90 } } else { PromptMemory::None },
         spill_room: Bytes::ZERO,
         kept_head_chunk: chunk(kept),

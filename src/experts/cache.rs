@@ -1,7 +1,12 @@
 //! Which experts deserve a slot: policy without device calls.
 //!
-//! Each use of an expert adds one to its count; counts decay at every round, so the cache follows the text. Slots are ordered: a loan
-//! takes a suffix, so refills put the hottest experts into the lowest slots and the coldest end up where loans come first.
+//! An expert's *heat* has two parts. Its recent uses decay within some tens of windows, so the cache follows the text. What was learned
+//! of it decays within thousands, is kept in a [profile](super::profile) from one start to the next, and decides among experts that the
+//! text has not touched lately.
+//!
+//! Slots come in classes, each for the experts of some layers: an expert only ever lies in a slot of its layer's class. Slots are ordered:
+//! a loan takes a suffix, so refills put the hottest experts into the lowest slots of their class and the coldest end up where loans come
+//! first.
 
 use crate::units::{ExpertId, SlotId};
 
@@ -9,10 +14,16 @@ use crate::units::{ExpertId, SlotId};
 const WINDOWS_PER_ROUND: u32 = 4;
 /// Most swaps of a round.
 const SWAPS_PER_ROUND: usize = 8;
-/// What is left of a count after a round.
+/// What is left of the recent uses after a round.
 const DECAY: f32 = 0.9;
-/// By how much an absentee's count must exceed a resident's to take its slot; keeps equals from changing places for ever.
+/// What is left of the learned uses after a round.
+const LEARNED_DECAY: f32 = 0.999;
+/// Heat of the expert that was learned to be the hottest, while the text does not use it: as many recent uses.
+const LEARNED_HEAT: f32 = 8.0;
+/// By how much an absentee's heat must exceed a resident's to take its slot; keeps equals from changing places for ever.
 const SWAP_MARGIN: f32 = 1.5;
+/// For so many slots to be refilled, one kept resident may make room for a hotter absentee.
+const REFILLS_PER_PROMOTION: usize = 4;
 
 /// One exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,43 +36,66 @@ pub struct Swap {
     pub admitted: ExpertId,
 }
 
+/// Number of a class of slots.
+pub type ClassId = u8;
+
 /// Residency and usage of all experts.
 #[derive(Clone, Debug)]
 pub struct ExpertCache {
-    n_layer: u32,
     n_expert: u32,
     slots: Vec<Option<ExpertId>>,
+    /// Class of each slot.
+    class_of_slot: Vec<ClassId>,
+    /// Class of each layer's experts.
+    class_of_layer: Vec<ClassId>,
+    n_classes: usize,
     /// Slots without memory, which stay empty.
     retired: Vec<bool>,
     slot_of: Vec<Option<SlotId>>,
-    counts: Vec<f32>,
+    recent: Vec<f32>,
+    learned: Vec<f32>,
     windows_in_round: u32,
 }
 
 impl ExpertCache {
-    /// A cache with `n_slots` empty slots.
+    /// A cache with `n_slots` empty slots, each of which may hold any expert.
     #[must_use]
     pub fn new(n_slots: u32, n_layer: u32, n_expert: u32) -> Self {
-        let n_routed = (n_layer * n_expert) as usize;
+        Self::with_classes(vec![0; n_slots as usize], vec![0; n_layer as usize], n_expert)
+    }
+
+    /// A cache with empty slots of the given classes, for layers of `n_expert` experts whose classes are `class_of_layer`.
+    #[must_use]
+    pub fn with_classes(class_of_slot: Vec<ClassId>, class_of_layer: Vec<ClassId>, n_expert: u32) -> Self {
+        let n_routed = class_of_layer.len() * n_expert as usize;
+        let n_classes = class_of_slot.iter().chain(&class_of_layer).max().map_or(0, |&last| usize::from(last) + 1);
         Self {
-            n_layer,
             n_expert,
-            slots: vec![None; n_slots as usize],
-            retired: vec![false; n_slots as usize],
+            slots: vec![None; class_of_slot.len()],
+            retired: vec![false; class_of_slot.len()],
+            class_of_slot,
+            class_of_layer,
+            n_classes,
             slot_of: vec![None; n_routed],
-            counts: vec![0.0; n_routed],
+            recent: vec![0.0; n_routed],
+            learned: vec![0.0; n_routed],
             windows_in_round: 0,
         }
     }
 
     fn index(&self, expert: ExpertId) -> usize {
-        debug_assert!(expert.layer < self.n_layer && expert.expert < self.n_expert, "{expert}");
+        debug_assert!((expert.layer as usize) < self.class_of_layer.len() && expert.expert < self.n_expert, "{expert}");
         (expert.layer * self.n_expert + expert.expert) as usize
     }
 
     fn expert(&self, index: usize) -> ExpertId {
         let index = u32::try_from(index).expect("at most 2^32 experts");
         ExpertId { layer: index / self.n_expert, expert: index % self.n_expert }
+    }
+
+    /// Class of an expert, by its index.
+    fn class(&self, index: usize) -> usize {
+        usize::from(self.class_of_layer[index / self.n_expert as usize])
     }
 
     /// The slot of an expert.
@@ -82,9 +116,36 @@ impl ExpertCache {
         self.slots.iter().flatten().count()
     }
 
+    /// How much an expert deserves a slot.
+    #[must_use]
+    pub fn heat(&self, expert: ExpertId) -> f32 {
+        self.heats()(self.index(expert))
+    }
+
+    /// Heat by index; equal for all while nothing is known.
+    fn heats(&self) -> impl Fn(usize) -> f32 {
+        let hottest = self.learned.iter().copied().fold(f32::MIN_POSITIVE, f32::max);
+        move |index| self.recent[index] + LEARNED_HEAT * (self.learned[index] / hottest)
+    }
+
+    /// Uses learned of each expert, layer by layer: what a profile keeps.
+    #[must_use]
+    pub fn learned(&self) -> &[f32] {
+        &self.learned
+    }
+
+    /// Takes over what an earlier start has learned.
+    ///
+    /// # Panics
+    /// Where `uses` is not of this cache's experts.
+    pub fn set_learned(&mut self, uses: &[f32]) {
+        self.learned.copy_from_slice(uses);
+    }
+
     fn admit(&mut self, slot: SlotId, expert: ExpertId) {
         let index = self.index(expert);
         debug_assert!(self.slots[slot.0 as usize].is_none() && self.slot_of[index].is_none(), "{slot:?} or {expert} is taken");
+        debug_assert_eq!(usize::from(self.class_of_slot[slot.0 as usize]), self.class(index), "{slot:?} is not of the class of {expert}");
         self.slots[slot.0 as usize] = Some(expert);
         self.slot_of[index] = Some(slot);
     }
@@ -103,223 +164,139 @@ impl ExpertCache {
         self.retired[slot.0 as usize] = retired;
     }
 
-    /// Without any knowledge of the text: experts spread evenly over the layers, so that every layer has hits from the start.
-    pub fn initial_fill(&mut self) -> Vec<(SlotId, ExpertId)> {
-        let order = (0..self.n_expert).flat_map(|expert| (0..self.n_layer).map(move |layer| ExpertId { layer, expert }));
-        let picks: Vec<_> = (0..).map(SlotId).zip(order).take(self.slots.len()).collect();
+    /// Empty slots that can be filled, by class, lowest first.
+    fn empty_slots(&self) -> Vec<Vec<SlotId>> {
+        let mut empty = vec![Vec::new(); self.n_classes];
+        for slot in (0..).map(SlotId).take(self.slots.len()) {
+            let at = slot.0 as usize;
+            if self.slots[at].is_none() && !self.retired[at] {
+                empty[usize::from(self.class_of_slot[at])].push(slot);
+            }
+        }
+        empty
+    }
+
+    /// Fills the empty slots with the hottest absentees, hottest first and into the lowest slot of their class. Where nothing is known,
+    /// experts are spread evenly over the layers, so that every layer has hits from the start.
+    pub fn refill(&mut self) -> Vec<(SlotId, ExpertId)> {
+        let mut empty: Vec<_> = self.empty_slots().into_iter().map(Vec::into_iter).collect();
+        let mut n_empty: usize = empty.iter().map(ExactSizeIterator::len).sum();
+        let mut picks = Vec::with_capacity(n_empty);
+        for index in self.by_heat((0..self.recent.len()).filter(|&index| self.slot_of[index].is_none()).collect()) {
+            if n_empty == 0 {
+                break;
+            }
+            if let Some(slot) = empty[self.class(index)].next() {
+                picks.push((slot, self.expert(index)));
+                n_empty -= 1;
+            }
+        }
         for &(slot, expert) in &picks {
             self.admit(slot, expert);
         }
         picks
     }
 
-    /// Fills the empty slots with the most used absentees, hottest into the lowest slot.
-    pub fn refill(&mut self) -> Vec<(SlotId, ExpertId)> {
-        let fillable = |slot: &SlotId| self.slots[slot.0 as usize].is_none() && !self.retired[slot.0 as usize];
-        let empty: Vec<SlotId> = (0..).map(SlotId).take(self.slots.len()).filter(fillable).collect();
-        let mut absent: Vec<usize> = (0..self.counts.len()).filter(|&index| self.slot_of[index].is_none()).collect();
-        self.sort_by_heat(&mut absent);
-        let picks: Vec<_> = empty.into_iter().zip(absent.into_iter().map(|index| self.expert(index))).collect();
-        for &(slot, expert) in &picks {
-            self.admit(slot, expert);
+    /// To be called before a refill: cold residents leave kept slots that lie before the ones to be refilled, so that hotter absentees
+    /// come to lie there. Otherwise slots that are never lent would keep what was hot long ago, and each loan would take the hottest.
+    pub fn make_room(&mut self) -> Vec<(SlotId, ExpertId)> {
+        let empty = self.empty_slots();
+        let absent = self.by_heat((0..self.recent.len()).filter(|&index| self.slot_of[index].is_none()).collect());
+        let residents = self.by_heat(self.slots.iter().flatten().map(|&expert| self.index(expert)).collect());
+        let mut leaving = Vec::new();
+        let heat = self.heats();
+        for (class, empty) in empty.iter().enumerate() {
+            let Some(&last_empty) = empty.last() else { continue };
+            let slot = |index: usize| self.slot_of[index].expect("a resident has a slot");
+            let hottest = absent.iter().filter(|&&index| self.class(index) == class);
+            let coldest = residents.iter().rev().filter(|&&index| self.class(index) == class && slot(index) < last_empty);
+            let pairs = hottest.zip(coldest).take(empty.len().div_ceil(REFILLS_PER_PROMOTION));
+            let paying = pairs.take_while(|&(&hot, &cold)| heat(hot) >= heat(cold) + SWAP_MARGIN);
+            leaving.extend(paying.map(|(_, &cold)| (slot(cold), self.expert(cold))));
         }
-        picks
+        drop(heat);
+        for &(slot, _) in &leaving {
+            self.withdraw(slot);
+        }
+        leaving
     }
 
     /// Hottest first; equals by number, spread over the layers.
-    fn sort_by_heat(&self, indices: &mut [usize]) {
+    fn by_heat(&self, mut indices: Vec<usize>) -> Vec<usize> {
+        let heat = self.heats();
         indices.sort_by(|&a, &b| {
             let spread = |index| {
                 let expert = self.expert(index);
                 (expert.expert, expert.layer)
             };
-            self.counts[b].total_cmp(&self.counts[a]).then_with(|| spread(a).cmp(&spread(b)))
+            heat(b).total_cmp(&heat(a)).then_with(|| spread(a).cmp(&spread(b)))
         });
+        indices
     }
 
     /// Counts one use of an expert.
     pub fn note_use(&mut self, expert: ExpertId) {
         let index = self.index(expert);
-        self.counts[index] += 1.0;
+        self.recent[index] += 1.0;
+        self.learned[index] += 1.0;
     }
 
     /// To be called once a window: every few windows, a bounded set of exchanges that pay, already entered in the books.
     pub fn plan_swaps(&mut self) -> Vec<Swap> {
-        self.windows_in_round += 1;
-        if self.windows_in_round < WINDOWS_PER_ROUND {
+        if !self.round_is_over() {
             return Vec::new();
         }
-        self.windows_in_round = 0;
-        let mut absent: Vec<usize> =
-            (0..self.counts.len()).filter(|&index| self.slot_of[index].is_none() && self.counts[index] > SWAP_MARGIN).collect();
-        self.sort_by_heat(&mut absent);
-        let mut residents: Vec<usize> = self.slots.iter().flatten().map(|&expert| self.index(expert)).collect();
-        self.sort_by_heat(&mut residents);
+        let swaps = self.paying_swaps();
+        for swap in &swaps {
+            self.withdraw(swap.slot);
+            self.admit(swap.slot, swap.admitted);
+        }
+        self.decay();
+        swaps
+    }
+
+    /// As [`ExpertCache::plan_swaps`], for a window after which nothing can be exchanged: uses decay all the same.
+    pub fn skip_swaps(&mut self) {
+        if self.round_is_over() {
+            self.decay();
+        }
+    }
+
+    fn round_is_over(&mut self) -> bool {
+        self.windows_in_round = (self.windows_in_round + 1) % WINDOWS_PER_ROUND;
+        self.windows_in_round == 0
+    }
+
+    /// The hottest absentees with the coldest residents of their classes.
+    fn paying_swaps(&self) -> Vec<Swap> {
+        let heat = self.heats();
+        // Most absentees were not used lately; they need not be sorted.
+        let is_candidate = |&index: &usize| self.slot_of[index].is_none() && heat(index) >= SWAP_MARGIN;
+        let absent = self.by_heat((0..self.recent.len()).filter(is_candidate).collect());
+        let residents = self.by_heat(self.slots.iter().flatten().map(|&expert| self.index(expert)).collect());
+        let mut coldest: Vec<_> =
+            (0..self.n_classes).map(|class| residents.iter().rev().filter(move |&&index| self.class(index) == class)).collect();
         let mut swaps = Vec::new();
-        for (&hot, &cold) in absent.iter().zip(residents.iter().rev()).take(SWAPS_PER_ROUND) {
-            if self.counts[hot] < self.counts[cold] + SWAP_MARGIN {
+        for hot in absent {
+            if swaps.len() == SWAPS_PER_ROUND {
                 break;
             }
-            let (admitted, evicted) = (self.expert(hot), self.expert(cold));
-            let slot = self.slot_of[cold].expect("a resident has a slot");
-            self.withdraw(slot);
-            self.admit(slot, admitted);
-            swaps.push(Swap { slot, evicted, admitted });
-        }
-        for count in &mut self.counts {
-            *count *= DECAY;
+            // A class whose coldest resident stays has no other that would go for a colder absentee either: the heat only falls from here.
+            let Some(&cold) = coldest[self.class(hot)].next() else { continue };
+            if heat(hot) >= heat(cold) + SWAP_MARGIN {
+                let slot = self.slot_of[cold].expect("a resident has a slot");
+                swaps.push(Swap { slot, evicted: self.expert(cold), admitted: self.expert(hot) });
+            }
         }
         swaps
+    }
+
+    fn decay(&mut self) {
+        self.recent.iter_mut().for_each(|uses| *uses *= DECAY);
+        self.learned.iter_mut().for_each(|uses| *uses *= LEARNED_DECAY);
     }
 }
 
 #[cfg(test)]
-mod tests {
-    //! Goal: the books always agree with each other and the policy follows use. Method: small caches with known counts, then random
-    //! sequences of everything that can happen to one.
-    use proptest::prelude::*;
-
-    use super::*;
-
-    fn expert(layer: u32, expert: u32) -> ExpertId {
-        ExpertId { layer, expert }
-    }
-
-    #[test]
-    fn the_first_fill_gives_every_layer_its_share() {
-        let mut cache = ExpertCache::new(4, 2, 8);
-        let filled: Vec<_> = cache.initial_fill().into_iter().map(|(_, expert)| expert).collect();
-        assert_eq!(filled, [expert(0, 0), expert(1, 0), expert(0, 1), expert(1, 1)]);
-    }
-
-    #[test]
-    fn refills_put_the_hottest_into_the_lowest_slot() {
-        let mut cache = ExpertCache::new(3, 1, 8);
-        cache.initial_fill();
-        for _ in 0..3 {
-            cache.note_use(expert(0, 6));
-        }
-        cache.note_use(expert(0, 2));
-        for slot in [1, 2] {
-            cache.withdraw(SlotId(slot));
-        }
-        assert_eq!(cache.refill(), [(SlotId(1), expert(0, 6)), (SlotId(2), expert(0, 2))]);
-        assert_eq!(cache.n_resident(), 3);
-    }
-
-    #[test]
-    fn a_slot_without_memory_stays_empty_until_it_has_some_again() {
-        let mut cache = ExpertCache::new(3, 1, 8);
-        cache.initial_fill();
-        cache.note_use(expert(0, 1));
-        cache.withdraw(SlotId(1));
-        cache.set_retired(SlotId(1), true);
-        assert_eq!((cache.refill(), cache.n_resident()), (Vec::new(), 2));
-        cache.set_retired(SlotId(1), false);
-        assert_eq!(cache.refill(), [(SlotId(1), expert(0, 1))]);
-    }
-
-    #[test]
-    fn a_hot_absentee_takes_the_coldest_slot_and_equals_stay() {
-        let mut cache = ExpertCache::new(2, 1, 4);
-        cache.initial_fill();
-        for _ in 0..8 {
-            cache.note_use(expert(0, 0));
-            cache.note_use(expert(0, 3));
-        }
-        let swaps: Vec<_> = (0..WINDOWS_PER_ROUND).flat_map(|_| cache.plan_swaps()).collect();
-        assert_eq!(swaps, [Swap { slot: SlotId(1), evicted: expert(0, 1), admitted: expert(0, 3) }]);
-        let later: Vec<_> = (0..WINDOWS_PER_ROUND).flat_map(|_| cache.plan_swaps()).collect();
-        assert!(later.is_empty(), "{later:?}");
-    }
-
-    #[test]
-    fn counts_decay_so_that_the_cache_follows_the_text() {
-        let mut cache = ExpertCache::new(1, 1, 3);
-        cache.initial_fill();
-        for _ in 0..100 {
-            cache.note_use(expert(0, 0));
-        }
-        // From now on the text uses another expert, once a window.
-        let mut windows = 0;
-        while cache.slot_of(expert(0, 2)).is_none() {
-            cache.note_use(expert(0, 2));
-            cache.plan_swaps();
-            windows += 1;
-            assert!(windows < 200, "the old favourite stays for ever");
-        }
-        assert!(windows > WINDOWS_PER_ROUND, "one window does not turn the cache over");
-    }
-
-    /// What may happen to a cache.
-    #[derive(Clone, Debug)]
-    enum Step {
-        Use(u32, u32),
-        Window,
-        Lend(u32),
-        Home,
-    }
-
-    fn step() -> impl Strategy<Value = Step> {
-        prop_oneof![
-            6 => (0u32..3, 0u32..12).prop_map(|(layer, expert)| Step::Use(layer, expert)),
-            3 => Just(Step::Window),
-            1 => (0u32..20).prop_map(Step::Lend),
-            1 => Just(Step::Home),
-        ]
-    }
-
-    fn check_books(cache: &ExpertCache) {
-        for slot in (0..u32::try_from(cache.slots.len()).unwrap()).map(SlotId) {
-            if let Some(expert) = cache.expert_of(slot) {
-                assert_eq!(cache.slot_of(expert), Some(slot), "{slot:?} and {expert} disagree");
-            }
-        }
-        let with_slot =
-            (0..3).flat_map(|layer| (0..12).map(move |number| expert(layer, number))).filter(|&expert| cache.slot_of(expert).is_some());
-        assert_eq!(with_slot.count(), cache.n_resident(), "an expert has two slots or a slot two experts");
-    }
-
-    proptest! {
-        #[test]
-        fn a_slot_has_one_expert_and_an_expert_at_most_one_slot(n_slots in 1u32..40, steps in prop::collection::vec(step(), 1..200)) {
-            let mut cache = ExpertCache::new(n_slots, 3, 12);
-            let filled = cache.initial_fill();
-            prop_assert_eq!(filled.len(), n_slots.min(36) as usize);
-            for step in steps {
-                match step {
-                    Step::Use(layer, number) => cache.note_use(expert(layer, number)),
-                    Step::Window => {
-                        let before = cache.clone();
-                        let swaps = cache.plan_swaps();
-                        prop_assert!(swaps.len() <= SWAPS_PER_ROUND);
-                        for swap in swaps {
-                            prop_assert_eq!(before.slot_of(swap.evicted), Some(swap.slot));
-                            prop_assert_eq!(before.slot_of(swap.admitted), None);
-                            prop_assert_eq!(cache.expert_of(swap.slot), Some(swap.admitted));
-                            let count = |expert| before.counts[before.index(expert)];
-                            prop_assert!(count(swap.admitted) >= count(swap.evicted) + SWAP_MARGIN, "a swap must pay");
-                        }
-                    }
-                    Step::Lend(slots) => {
-                        for slot in n_slots.saturating_sub(slots).max(1)..n_slots {
-                            cache.withdraw(SlotId(slot));
-                            prop_assert_eq!(cache.expert_of(SlotId(slot)), None);
-                        }
-                    }
-                    Step::Home => {
-                        let picks = cache.refill();
-                        let heat: Vec<f32> = picks.iter().map(|&(_, expert)| cache.counts[cache.index(expert)]).collect();
-                        prop_assert!(heat.is_sorted_by(|a, b| a >= b), "hottest first");
-                        prop_assert!(picks.is_sorted_by(|a, b| a.0.0 < b.0.0), "lowest slot first");
-                        prop_assert_eq!(cache.n_resident(), n_slots.min(36) as usize, "nothing stays empty that could be filled");
-                        let coldest = heat.last().copied().unwrap_or(f32::MAX);
-                        let left_out = (0..36).filter(|&index| cache.slot_of[index].is_none()).map(|index| cache.counts[index]);
-                        prop_assert!(left_out.fold(0.0, f32::max) <= coldest, "nobody hotter was left out");
-                    }
-                }
-                check_books(&cache);
-            }
-        }
-    }
-}
+#[path = "cache_tests.rs"]
+mod tests;

@@ -5,13 +5,20 @@
 //! contents have arrived, or to host memory.
 
 pub mod cache;
+mod counters;
+pub mod profile;
 pub mod ram;
+pub mod slot_table;
 pub mod store;
 pub mod transfer;
 
+use std::collections::HashSet;
 use std::rc::Rc;
 
 pub use cache::ExpertCache;
+pub use counters::{ExpertCounters, LinkBytes};
+pub use profile::{ProfileError, ProfileFile};
+pub use slot_table::SlotTable;
 pub use store::{ExpertStore, StoreError};
 use transfer::{ExpertTable, SlotLayout};
 
@@ -26,17 +33,25 @@ struct Refilling {
     expert: ExpertId,
 }
 
-/// What the experts did, counted since the start.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ExpertCounters {
-    /// Uses of an expert in a window whose weights lay in a slot.
-    pub hits: u64,
-    /// Uses of an expert in a window that was read from host memory.
-    pub misses: u64,
-    /// Bytes of experts that crossed the link: copies into slots and ring, and reads in place.
-    pub link_bytes: Bytes,
-    /// Experts exchanged between slots and host memory to follow the text.
-    pub swaps: u64,
+/// Why an expert is copied into a slot.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reason {
+    /// The slot was empty.
+    Refill,
+    /// A colder expert made room.
+    Swap,
+}
+
+/// What is known of an expert's copy for a prompt. A use is told before or after its copy is queued.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum PromptCopy {
+    /// Every copy was used, every use has its copy.
+    #[default]
+    Even,
+    /// Copied and not used yet.
+    Unread,
+    /// Used, the copy is still to be queued.
+    Owed,
 }
 
 /// The experts of one engine.
@@ -52,8 +67,12 @@ pub struct Experts<B: Backend> {
     refilling: Vec<Refilling>,
     /// For each slot, whether it is in `refilling`.
     on_the_way: Vec<bool>,
-    /// The device's table is older than the original.
-    table_is_old: bool,
+    /// The table without the experts that leave is on its way: copies into their slots wait for it.
+    told: B::Event,
+    /// For each expert.
+    prompt_copies: Vec<PromptCopy>,
+    /// Hits in windows by layer.
+    layer_hits: Vec<u64>,
     counters: ExpertCounters,
 }
 
@@ -69,25 +88,46 @@ impl<B: Backend> Experts<B> {
         for expert in store.all() {
             table.set(expert, store.addrs(expert));
         }
+        let slot_table = SlotTable::of(weights, store.n_expert());
+        let n_routed = (n_layer * store.n_expert()) as usize;
         Ok(Self {
             copy_stream: backend.create_stream()?,
+            told: backend.create_event()?,
             slot_layouts: weights.experts.iter().map(SlotLayout::of).collect(),
-            cache: ExpertCache::new(n_slots, n_layer, store.n_expert()),
+            cache: ExpertCache::with_classes(
+                slot_table.class_of_slot(n_slots).to_vec(),
+                slot_table.class_of_layer().to_vec(),
+                store.n_expert(),
+            ),
             backend,
             store,
             table,
             arrivals,
             refilling: Vec::new(),
             on_the_way: vec![false; n_slots as usize],
-            table_is_old: true,
+            prompt_copies: vec![PromptCopy::Even; n_routed],
+            layer_hits: vec![0; n_layer as usize],
             counters: ExpertCounters::default(),
         })
+    }
+
+    /// To be called when a prompt is read or given up: what was copied for it and not used until now counts as dropped.
+    pub fn end_prompt(&mut self) {
+        for at in 0..self.prompt_copies.len() {
+            self.settle(at, PromptCopy::Even);
+        }
     }
 
     /// Counters since the start.
     #[must_use]
     pub fn counters(&self) -> ExpertCounters {
-        self.counters
+        ExpertCounters { link_bytes: self.counters.link.total(), ..self.counters }
+    }
+
+    /// Uses in windows that found their expert in a slot, layer by layer, since the start.
+    #[must_use]
+    pub fn layer_hits(&self) -> &[u64] {
+        &self.layer_hits
     }
 
     /// The policy's view, for tests and reports.
@@ -96,15 +136,18 @@ impl<B: Backend> Experts<B> {
         &self.cache
     }
 
+    /// Takes over what an earlier start has learned; see [`ExpertCache::set_learned`].
+    pub fn set_learned(&mut self, uses: &[f32]) {
+        self.cache.set_learned(uses);
+    }
+
     /// Starts filling all slots, hottest experts first.
     ///
     /// # Errors
     /// The backend's.
     pub fn fill(&mut self, slot_range: impl Fn(SlotId) -> AddrRange) -> Result<()> {
-        for (slot, expert) in self.cache.initial_fill() {
-            self.start_fill(slot, expert, slot_range(slot))?;
-        }
-        Ok(())
+        let picks = self.cache.refill();
+        self.start_fills(&picks, |_| Reason::Refill, slot_range)
     }
 
     /// Where a resident expert's weights lie; `None` where it has no slot or has not arrived.
@@ -128,20 +171,17 @@ impl<B: Backend> Experts<B> {
             }
             if let Some(expert) = self.cache.withdraw(slot) {
                 self.table.set(expert, self.store.addrs(expert));
-                self.table_is_old = true;
             }
         }
         self.upload_table(stream)
     }
 
-    /// Brings the device's table up to date once `stream` gets there, where it is not. After an error it still counts as old, and the next
-    /// window's [`Experts::publish_arrivals`] tries again.
-    fn upload_table(&mut self, stream: &B::Stream) -> Result<()> {
-        if self.table_is_old {
-            self.table.upload(stream)?;
-            self.table_is_old = false;
-        }
-        Ok(())
+    /// Brings the device's table up to date once `stream` gets there, where it is not.
+    ///
+    /// # Errors
+    /// The backend's; the table then still counts as old.
+    pub fn upload_table(&mut self, stream: &B::Stream) -> Result<()> {
+        self.table.upload(stream)
     }
 
     /// `slots` lose their memory: their experts leave, nothing is on its way to them afterwards, and they stay empty.
@@ -165,21 +205,34 @@ impl<B: Backend> Experts<B> {
         }
     }
 
-    /// Starts filling slots that came home with the experts that deserve them, hottest first. The copies wait for `free`.
+    /// Starts filling slots that came home with the experts that deserve them, hottest first. The copies wait for `free`. A few cold
+    /// experts of kept slots make room for hotter ones; the next window hears of that before it looks for them.
     ///
     /// # Errors
     /// The backend's.
     pub fn refill(&mut self, free: &B::Event, slot_range: impl Fn(SlotId) -> AddrRange) -> Result<()> {
         self.backend.wait(&self.copy_stream, free)?;
+        // An expert that is still on its way would arrive in a slot that holds another by then.
+        let left = if self.refilling.is_empty() { self.cache.make_room() } else { Vec::new() };
+        for &(_, expert) in &left {
+            self.table.set(expert, self.store.addrs(expert));
+        }
         let picks = self.cache.refill();
-        self.start_fills(&picks, slot_range)
+        let left_slots: HashSet<SlotId> = left.iter().map(|&(slot, _)| slot).collect();
+        let reason = |slot| if left_slots.contains(&slot) { Reason::Swap } else { Reason::Refill };
+        self.start_fills(&picks, reason, slot_range)
     }
 
     /// Starts copies into slots whose experts are in the cache's books already. Where one cannot be started, it and those behind it
     /// leave the books again: an expert without a copy must not be taken for resident.
-    fn start_fills(&mut self, picks: &[(SlotId, ExpertId)], slot_range: impl Fn(SlotId) -> AddrRange) -> Result<()> {
+    fn start_fills(
+        &mut self,
+        picks: &[(SlotId, ExpertId)],
+        reason: impl Fn(SlotId) -> Reason,
+        slot_range: impl Fn(SlotId) -> AddrRange,
+    ) -> Result<()> {
         for (at, &(slot, expert)) in picks.iter().enumerate() {
-            let started = self.start_fill(slot, expert, slot_range(slot));
+            let started = self.start_fill(slot, expert, reason(slot), slot_range(slot));
             if let Err(error) = started {
                 for &(slot, _) in &picks[at..] {
                     self.cache.withdraw(slot);
@@ -204,7 +257,6 @@ impl<B: Backend> Experts<B> {
             let arrived = if wait { self.backend.synchronise_event(event).map(|()| true) } else { self.backend.is_done(event) };
             if let Ok(true) = arrived {
                 self.table.set(expert, self.slot_layout(expert).addrs(slot_range(slot).start));
-                self.table_is_old = true;
                 self.on_the_way[slot.0 as usize] = false;
             } else {
                 self.refilling.push(Refilling { slot, expert });
@@ -244,22 +296,33 @@ impl<B: Backend> Experts<B> {
                 let expert = ExpertId { layer, expert };
                 if self.resident(expert, &slot_range).is_some() {
                     self.counters.hits += 1;
+                    self.layer_hits[layer as usize] += 1;
                 } else {
                     self.counters.misses += 1;
-                    self.counters.link_bytes += self.store.bytes(expert);
+                    self.counters.link.in_place += self.store.bytes(expert);
                 }
                 self.cache.note_use(expert);
             }
         }
         if self.refilling.is_empty() {
-            self.swap(stream, slot_range)?;
+            return self.swap(stream, slot_range);
         }
+        self.cache.skip_swaps();
         Ok(())
     }
 
     /// Counts the experts of a prompt block, one use for each expert with any row: a long prompt must not drown the text's own
     /// frequencies.
     pub fn note_prompt(&mut self, expert: ExpertId) {
+        let at = self.index(expert);
+        match self.cache.slot_of(expert) {
+            Some(slot) if !self.on_the_way[slot.0 as usize] => self.counters.prompt_hits += 1,
+            _ => {
+                self.counters.prompt_misses += 1;
+                let unread = self.prompt_copies[at] == PromptCopy::Unread;
+                self.prompt_copies[at] = if unread { PromptCopy::Even } else { PromptCopy::Owed };
+            }
+        }
         self.cache.note_use(expert);
     }
 
@@ -275,20 +338,38 @@ impl<B: Backend> Experts<B> {
     /// # Errors
     /// The backend's.
     pub fn copy_run(&mut self, first: ExpertId, count: u32, target: ExpertAddrs, stream: &B::Stream) -> Result<()> {
-        self.counters.link_bytes += self.store.bytes(first) * u64::from(count);
+        self.counters.link.prompt += self.store.bytes(first) * u64::from(count);
+        for at in (self.index(first)..).take(count as usize) {
+            let owed = self.prompt_copies[at] == PromptCopy::Owed;
+            self.settle(at, if owed { PromptCopy::Even } else { PromptCopy::Unread });
+        }
         transfer::copy_run(&*self.backend, stream, &self.store.runs(first, count), target)
     }
 
     /// Where an expert's weights lie: in its slot, or in host memory, to be read in place.
     pub fn in_place(&mut self, expert: ExpertId, slot_range: impl Fn(SlotId) -> AddrRange) -> ExpertAddrs {
+        let at = self.index(expert);
         self.resident(expert, slot_range).unwrap_or_else(|| {
-            self.counters.link_bytes += self.store.bytes(expert);
+            self.prompt_copies[at] = PromptCopy::Even;
+            self.counters.link.in_place += self.store.bytes(expert);
             self.store.addrs(expert)
         })
     }
 
     fn slot_layout(&self, expert: ExpertId) -> &SlotLayout {
         &self.slot_layouts[expert.layer as usize]
+    }
+
+    fn index(&self, expert: ExpertId) -> usize {
+        (expert.layer * self.store.n_expert() + expert.expert) as usize
+    }
+
+    /// Begins a new account of an expert's copies for prompts. One that was not used until now was dropped.
+    fn settle(&mut self, at: usize, new: PromptCopy) {
+        if std::mem::replace(&mut self.prompt_copies[at], new) == PromptCopy::Unread {
+            let layer = u32::try_from(at).expect("at most 2^32 experts") / self.store.n_expert();
+            self.counters.link.dropped += self.store.bytes(ExpertId { layer, expert: 0 });
+        }
     }
 
     fn swap(&mut self, stream: &B::Stream, slot_range: impl Fn(SlotId) -> AddrRange) -> Result<()> {
@@ -298,23 +379,32 @@ impl<B: Backend> Experts<B> {
         }
         for swap in &swaps {
             self.table.set(swap.evicted, self.store.addrs(swap.evicted));
-            self.counters.swaps += 1;
         }
-        self.table_is_old = true;
         let picks: Vec<_> = swaps.iter().map(|swap| (swap.slot, swap.admitted)).collect();
-        // Windows queued before must not read a slot while it is overwritten, later ones must see the table without it.
-        let told = self.upload_table(stream).and_then(|()| self.backend.synchronise(stream));
+        // Windows queued before must not read a slot while it is overwritten, later ones must see the table without it. The copies
+        // wait for both, the host and the next window for neither.
+        let told = self
+            .upload_table(stream)
+            .and_then(|()| self.backend.record(stream, &self.told))
+            .and_then(|()| self.backend.wait(&self.copy_stream, &self.told));
         if let Err(error) = told {
             for (slot, _) in picks {
                 self.cache.withdraw(slot);
             }
             return Err(error);
         }
-        self.start_fills(&picks, slot_range)
+        self.start_fills(&picks, |_| Reason::Swap, slot_range)
     }
 
-    fn start_fill(&mut self, slot: SlotId, expert: ExpertId, place: AddrRange) -> Result<()> {
-        self.counters.link_bytes += self.store.bytes(expert);
+    fn start_fill(&mut self, slot: SlotId, expert: ExpertId, reason: Reason, place: AddrRange) -> Result<()> {
+        let bytes = self.store.bytes(expert);
+        match reason {
+            Reason::Refill => self.counters.link.refill += bytes,
+            Reason::Swap => {
+                self.counters.link.swap += bytes;
+                self.counters.swaps += 1;
+            }
+        }
         self.slot_layouts[expert.layer as usize].copy(&*self.backend, &self.copy_stream, self.store.addrs(expert), place)?;
         self.backend.record(&self.copy_stream, &self.arrivals[slot.0 as usize])?;
         self.refilling.push(Refilling { slot, expert });

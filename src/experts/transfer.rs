@@ -1,5 +1,6 @@
 //! Copies of experts from host memory to the device, and the device's table of where each expert is.
 
+use std::ops::Range;
 use std::rc::Rc;
 
 use crate::backend::op::ExpertAddrs;
@@ -80,15 +81,27 @@ pub fn copy_run<B: Backend>(backend: &B, stream: &B::Stream, runs: &[MatrixRun; 
     Ok(())
 }
 
-/// The device's table of expert addresses, with its pinned original.
+/// The device's table of expert addresses.
 ///
-/// Changes are made in the original and reach the device with the next upload, in stream order.
+/// Changes are made in host memory. An upload takes the records from the first changed one to the last through one of two pinned copies,
+/// in stream order, and waits for nothing but the upload before the last one.
 pub struct ExpertTable<B: Backend> {
     backend: Rc<B>,
-    original: B::Pinned,
+    /// `[n_layer, n_expert]` records as they should be on the device.
+    records: Vec<u8>,
     device: AddrRange,
     n_expert: u32,
-    uploaded: B::Event,
+    /// Records that the device does not know.
+    changed: Range<usize>,
+    staging: [Staging<B>; 2],
+    /// The copy that the next upload uses.
+    next: usize,
+}
+
+/// A pinned copy of the table, a part of which may be on its way.
+struct Staging<B: Backend> {
+    pinned: B::Pinned,
+    left: B::Event,
 }
 
 impl<B: Backend> ExpertTable<B> {
@@ -97,28 +110,55 @@ impl<B: Backend> ExpertTable<B> {
     /// # Errors
     /// The backend's.
     pub fn new(backend: Rc<B>, device: AddrRange, n_layer: u32, n_expert: u32) -> Result<Self> {
-        let bytes = Bytes::from((n_layer * n_expert) as usize * ExpertAddrs::BYTES);
+        let n_records = (n_layer * n_expert) as usize;
+        let bytes = Bytes::from(n_records * ExpertAddrs::BYTES);
         assert_eq!(bytes, device.bytes, "the table has a record for each expert");
-        let original = backend.alloc_pinned(bytes, "expert table")?;
-        let uploaded = backend.create_event()?;
-        Ok(Self { backend, original, device, n_expert, uploaded })
+        let staging = || -> Result<Staging<B>> {
+            Ok(Staging { pinned: backend.alloc_pinned(bytes, "expert table")?, left: backend.create_event()? })
+        };
+        let staging = [staging()?, staging()?];
+        let records = vec![0; n_records * ExpertAddrs::BYTES];
+        Ok(Self { backend, records, device, n_expert, changed: 0..n_records, staging, next: 0 })
     }
 
-    /// Changes one record of the original.
+    /// Changes one record; the next upload tells the device.
     pub fn set(&mut self, expert: ExpertId, addrs: ExpertAddrs) {
         let record = (expert.layer * self.n_expert + expert.expert) as usize;
-        self.original.write(record * ExpertAddrs::BYTES, &addrs.to_bytes());
+        let at = record * ExpertAddrs::BYTES;
+        self.records[at..at + ExpertAddrs::BYTES].copy_from_slice(&addrs.to_bytes());
+        self.changed = match self.changed.is_empty() {
+            true => record..record + 1,
+            false => self.changed.start.min(record)..self.changed.end.max(record + 1),
+        };
     }
 
-    /// Uploads the table in stream order and waits for it: the original may change again at once.
+    /// Queues the upload of what has changed. Work that is queued on `stream` before sees the old table, later work the new one.
     ///
     /// # Errors
-    /// The backend's.
+    /// The backend's; the changes then still wait for an upload.
     pub fn upload(&mut self, stream: &B::Stream) -> Result<()> {
-        let copy =
-            Copy { dst: self.device.start, src: self.original.range().start, bytes: self.device.bytes, direction: Direction::ToDevice };
-        self.backend.copy(stream, copy)?;
-        self.backend.record(stream, &self.uploaded)?;
-        self.backend.synchronise_event(&self.uploaded)
+        if self.changed.is_empty() {
+            return Ok(());
+        }
+        let Staging { pinned, left } = &self.staging[self.next];
+        self.backend.synchronise_event(left)?;
+        let span = self.changed.start * ExpertAddrs::BYTES..self.changed.end * ExpertAddrs::BYTES;
+        let (offset, bytes) = (Bytes::from(span.start), Bytes::from(span.len()));
+        pinned.write(span.start, &self.records[span]);
+        let (dst, src) = (self.device.start.offset(offset), pinned.range().start.offset(offset));
+        self.backend.copy(stream, Copy { dst, src, bytes, direction: Direction::ToDevice })?;
+        self.backend.record(stream, left)?;
+        self.next = 1 - self.next;
+        self.changed = 0..0;
+        Ok(())
+    }
+}
+
+impl<B: Backend> Drop for ExpertTable<B> {
+    fn drop(&mut self) {
+        // A copy on its way reads memory that goes with the table. A device that fails has none on its way.
+        for Staging { left, .. } in &self.staging {
+            let _ = self.backend.synchronise_event(left);
+        }
     }
 }

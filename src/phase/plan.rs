@@ -15,6 +15,8 @@ mod seed_sizing;
 #[path = "slab_plan.rs"]
 mod slab_plan;
 
+use std::sync::Arc;
+
 use serde::Serialize;
 
 pub use super::plan_error::{PlanError, WayOut};
@@ -23,6 +25,7 @@ pub(crate) use slab_plan::slot_terms;
 
 use crate::backend::op::KvFormat;
 use crate::backend::{Addr, WINDOW_ROWS_MAX};
+use crate::experts::SlotTable;
 use crate::model::forward::{Forward, ResidentAddrs};
 use crate::model::layout::{PromptLayout, PromptRoom, PromptSize, WindowLayout};
 use crate::model::weights::DEVICE_ALIGN;
@@ -147,8 +150,10 @@ pub struct Plan {
     pub head_bytes: Bytes,
     /// VRAM slots.
     pub slots: u32,
-    /// Bytes of a slot; the largest expert fits.
+    /// Bytes of a slot of the largest class.
     pub slot_bytes: Bytes,
+    /// Sizes of all slots, of which the first so many are used.
+    pub slot_table: Arc<SlotTable>,
     /// Prompt buffers without the alias.
     pub prompt_memory: PromptMemory,
     /// Bytes beside the slab in which prompt buffers may continue while the head is lent.
@@ -202,6 +207,7 @@ struct Planner<'a> {
     limit_decided_by: &'static str,
     asked_reserve: Option<Bytes>,
     expert_cache: ExpertCache,
+    table: &'a Arc<SlotTable>,
     /// Rows of the largest window, where they are settled already.
     window_rows: Option<u32>,
 }
@@ -258,6 +264,7 @@ impl Plan {
         let exact = settings.activations == Activations::F32;
         let reserve = settings.vram_reserve;
         let expert_cache = settings.expert_cache;
+        let table = &Arc::new(SlotTable::of(weights, shape.n_expert));
         Planner {
             shape,
             weights,
@@ -269,6 +276,7 @@ impl Plan {
             limit_decided_by,
             asked_reserve: reserve,
             expert_cache,
+            table,
             window_rows,
         }
         .plan()
@@ -285,7 +293,7 @@ impl Plan {
     pub fn kept_head_room(&self) -> PromptRoom {
         PromptRoom::single(match self.prompt_memory {
             PromptMemory::Owned { bytes } => bytes,
-            PromptMemory::Loan { slots_max } => self.slot_bytes * u64::from(slots_max.min(self.slab.main_slots(self.slots))),
+            PromptMemory::Loan { slots_max } => self.slot_table.last(slots_max.min(self.slab.main_slots(self.slots)), self.slots),
             PromptMemory::None => Bytes::ZERO,
         })
     }
@@ -410,21 +418,22 @@ impl Planner<'_> {
             return self.seed_attempt(ctx_tokens, window_rows, budget);
         }
         let resident = self.resident(ctx_tokens, window_rows);
-        let slot_bytes = self.weights.slot_bytes();
+        let table = self.table;
+        let first_slot = table.total(1);
         let fixed = resident.total_without_head + resident.head;
-        let room = budget.checked_sub(fixed).filter(|room| *room >= slot_bytes).ok_or(Shortage::Resident { needed: fixed + slot_bytes })?;
+        let room = budget.checked_sub(fixed).filter(|room| *room >= first_slot).ok_or(Shortage::Resident { needed: fixed + first_slot })?;
         let (wide_rows, wide_bytes) = self.wide_window(room, ctx_tokens);
         let room = room - wide_bytes;
-        let (slots, slots_decided_by) = self.slots(room, slot_bytes)?;
+        let (slots, slots_decided_by) = self.slots(room)?;
         let head_in_arena = self.head_in_arena(resident.head);
-        let arena = |slots: u32| if self.settings.head_alias { head_in_arena + slot_bytes * u64::from(slots - 1) } else { Bytes::ZERO };
-        let prompt = self.prompt(room, slot_bytes, slots, ctx_tokens, arena(slots));
+        let arena = |slots: u32| if self.settings.head_alias { head_in_arena + table.span(1, slots) } else { Bytes::ZERO };
+        let prompt = self.prompt(room, slots, ctx_tokens, arena(slots));
         let slots = prompt.slots;
         let owned = match prompt.memory {
             PromptMemory::Owned { bytes } => bytes,
             PromptMemory::Loan { .. } | PromptMemory::None => Bytes::ZERO,
         };
-        let spill_room = self.spill_room(owned, resident.head, room.saturating_sub(slot_bytes * u64::from(slots) + owned));
+        let spill_room = self.spill_room(owned, resident.head, room.saturating_sub(table.total(slots) + owned));
         let alias_room = PromptRoom { arena: arena(slots), spill: spill_room };
         let (alias_chunk, alias_size) = match self.settings.head_alias {
             true => (self.largest_chunk(alias_room, ctx_tokens), self.largest_block(alias_room, ctx_tokens)),
@@ -432,19 +441,19 @@ impl Planner<'_> {
         };
         let kept_room = PromptRoom::single(match prompt.memory {
             PromptMemory::Owned { bytes } => bytes,
-            PromptMemory::Loan { slots_max } => slot_bytes * u64::from(slots_max),
+            PromptMemory::Loan { slots_max } => table.last(slots_max, slots),
             PromptMemory::None => Bytes::ZERO,
         });
         let kept_size = self.largest_block(kept_room, ctx_tokens);
         let block_of = |size: Option<PromptSize>| size.map_or(0, |size| size.block);
         let chunk = prompt.kept_head_chunk.max(alias_chunk);
         if chunk == 0 {
-            let spare = room.saturating_sub(slot_bytes * u64::from(slots));
-            let lendable = slot_bytes * u64::from(slots_lent_at_most(slots));
+            let spare = room.saturating_sub(table.total(slots));
+            let lendable = table.last(slots_lent_at_most(slots), slots);
             let left = spare.max(lendable).max(arena(slots));
             return Err(Shortage::PromptRoom { needed: self.prompt_bytes(1), left });
         }
-        let slots_total = slot_bytes * u64::from(slots);
+        let slots_total = table.total(slots);
         let common = vec![
             ("dense weights", self.weights.dense_bytes),
             ("KV cache", resident.kv),
@@ -455,7 +464,7 @@ impl Planner<'_> {
         let mut decode = common.clone();
         decode.extend([("output head", resident.head), ("expert slots", slots_total), ("prompt buffers", owned)]);
         let mut prefill = common;
-        prefill.extend(self.prefill_owners(&prompt, kept_size, alias_size, slot_bytes, resident.head, alias_room));
+        prefill.extend(self.prefill_owners(&prompt, kept_size, alias_size, resident.head, alias_room));
         let plan = Plan {
             limit_bytes: self.limit,
             limit_decided_by: self.limit_decided_by,
@@ -473,7 +482,8 @@ impl Planner<'_> {
             window_rows,
             head_bytes: resident.head,
             slots,
-            slot_bytes,
+            slot_bytes: table.largest(),
+            slot_table: Arc::clone(table),
             prompt_memory: prompt.memory,
             spill_room,
             kept_head_chunk: prompt.kept_head_chunk,
@@ -501,12 +511,11 @@ impl Planner<'_> {
         prompt: &PromptChoice,
         kept_size: Option<PromptSize>,
         alias_size: Option<PromptSize>,
-        slot_bytes: Bytes,
         head: Bytes,
         alias_room: PromptRoom,
     ) -> PlanOwners {
-        let slots_total = slot_bytes * u64::from(prompt.slots);
-        let lent_slots = |bytes: Bytes| slot_bytes * bytes.0.div_ceil(slot_bytes.0);
+        let slots_total = self.table.total(prompt.slots);
+        let lent_slots = |bytes: Bytes| self.lent_bytes(prompt.slots, bytes);
         let owned = match prompt.memory {
             PromptMemory::Owned { bytes } => bytes,
             PromptMemory::Loan { .. } | PromptMemory::None => Bytes::ZERO,
@@ -514,10 +523,10 @@ impl Planner<'_> {
         let kept_block = kept_size.map_or(0, |size| size.block);
         if let Some(size) = alias_size.filter(|size| size.block >= kept_block) {
             if self.settings.head_alias_mode == HeadAliasMode::Realloc {
-                return self.freed_head_owners(size, alias_room, prompt.slots, slot_bytes, owned);
+                return self.freed_head_owners(size, alias_room, prompt.slots, owned);
             }
             let total = self.size_bytes(size);
-            let in_arena = total.min(head + slots_total.saturating_sub(slot_bytes));
+            let in_arena = total.min(head + self.table.span(1, prompt.slots));
             let lent = lent_slots(in_arena.saturating_sub(head));
             let unused = head + lent - in_arena;
             return vec![("kept slots", slots_total - lent), ("prompt buffers", in_arena + owned), ("lent, not needed", unused)];
@@ -571,12 +580,12 @@ impl Planner<'_> {
             .unwrap_or((0, Bytes::ZERO))
     }
 
-    fn slots(&self, room: Bytes, slot_bytes: Bytes) -> Result<(u32, &'static str), Shortage> {
+    fn slots(&self, room: Bytes) -> Result<(u32, &'static str), Shortage> {
         let routed = self.shape.n_routed_experts();
-        let fit = u32::try_from(room.0 / slot_bytes.0).unwrap_or(u32::MAX);
+        let fit = self.table.fitting(room);
         match self.expert_cache {
             ExpertCache::Slots(asked) if asked.min(routed) > fit => {
-                Err(Shortage::Slots { asked, needed: slot_bytes * u64::from(asked.min(routed)), left: room, fit })
+                Err(Shortage::Slots { asked, needed: self.table.total(asked.min(routed)), left: room, fit })
             }
             ExpertCache::Slots(asked) if asked >= routed => Ok((routed, "the model's experts: every one has a slot")),
             ExpertCache::Slots(asked) => Ok((asked.max(1), "--expert-cache")),
@@ -586,10 +595,10 @@ impl Planner<'_> {
     }
 
     /// Decides where prompt buffers lie while the head is kept, taking slots back where nothing can be lent.
-    fn prompt(&self, room: Bytes, slot_bytes: Bytes, slots: u32, ctx_tokens: u32, alias_arena: Bytes) -> PromptChoice {
-        let spare = room.saturating_sub(slot_bytes * u64::from(slots));
+    fn prompt(&self, room: Bytes, slots: u32, ctx_tokens: u32, alias_arena: Bytes) -> PromptChoice {
+        let spare = room.saturating_sub(self.table.total(slots));
         let slots_max = lendable_slots(slots, self.shape.n_routed_experts());
-        let loan_chunk = self.largest_chunk(PromptRoom::single(slot_bytes * u64::from(slots_max)), ctx_tokens);
+        let loan_chunk = self.largest_chunk(PromptRoom::single(self.table.last(slots_max, slots)), ctx_tokens);
         let owned_chunk = self.largest_chunk(PromptRoom::single(spare), ctx_tokens);
         // What nobody else can use may hold the longest block, too.
         let owned_bytes = |chunk| {
@@ -617,7 +626,7 @@ impl Planner<'_> {
         if self.expert_cache != ExpertCache::Auto {
             // A number of slots that was asked for is kept, so prompts take of them what they must.
             let slots_max = slots_lent_at_most(slots);
-            let chunk = self.largest_chunk(PromptRoom::single(slot_bytes * u64::from(slots_max)), ctx_tokens);
+            let chunk = self.largest_chunk(PromptRoom::single(self.table.last(slots_max, slots)), ctx_tokens);
             return if owned_chunk >= chunk.max(1) {
                 let memory = PromptMemory::Owned { bytes: owned_bytes(owned_chunk) };
                 choice(memory, owned_chunk, slots, "VRAM beyond the slots is free: prompt buffers are owned")
@@ -627,15 +636,15 @@ impl Planner<'_> {
                 choice(PromptMemory::None, 0, slots, "no room for prompt buffers while the head is kept")
             };
         }
-        self.shared_with_owned(room, slot_bytes, slots, ctx_tokens)
+        self.shared_with_owned(room, slots, ctx_tokens)
     }
 
     /// Owned prompt buffers in about half of what `slots` would take; what they leave goes to slots again.
-    fn shared_with_owned(&self, room: Bytes, slot_bytes: Bytes, slots: u32, ctx_tokens: u32) -> PromptChoice {
-        let slots_in = |bytes: Bytes| u32::try_from(bytes.0 / slot_bytes.0).unwrap_or(slots).min(slots);
+    fn shared_with_owned(&self, room: Bytes, slots: u32, ctx_tokens: u32) -> PromptChoice {
+        let slots_in = |bytes: Bytes| self.table.fitting(bytes).min(slots);
         let wanted = LOAN_CHUNK_MIN.min(self.chunk_limit(ctx_tokens));
         let fewer = (slots / 2).min(slots_in(room.saturating_sub(self.prompt_bytes(wanted)))).max(1);
-        let chunk = self.largest_chunk(PromptRoom::single(room.saturating_sub(slot_bytes * u64::from(fewer))), ctx_tokens);
+        let chunk = self.largest_chunk(PromptRoom::single(room.saturating_sub(self.table.total(fewer))), ctx_tokens);
         let choice = |memory, slots_now, decided_by| PromptChoice {
             memory,
             kept_head_chunk: chunk,

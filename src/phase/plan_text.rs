@@ -19,7 +19,10 @@ impl fmt::Display for Plan {
         )?;
         write_phase(f, "decode", &self.decode)?;
         write_phase(f, "prefill", &self.prefill)?;
-        writeln!(f, "  slots   {} of {}, decided by {}", self.slots, self.slot_bytes, self.slots_decided_by)?;
+        let classes = self.slot_table.classes(self.slots).filter(|&(_, count)| count > 0);
+        let classes: Vec<String> = classes.map(|(bytes, count)| format!("{count} of {bytes}")).collect();
+        let count = if classes.len() > 1 { format!("{}: ", self.slots) } else { String::new() };
+        writeln!(f, "  slots   {count}{}, decided by {}", classes.join(" and "), self.slots_decided_by)?;
         writeln!(f, "  sum     {}", slot_terms(self))?;
         if self.slab.sizing == CacheSizing::Seed {
             let free = self.decode_free_bytes();

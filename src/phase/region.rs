@@ -159,12 +159,17 @@ pub struct Places {
 }
 
 impl Places {
-    /// Slots of one size and the head, all in one allocation at `base`.
+    /// Slots of the given sizes and the head, all in one allocation at `base`.
     #[must_use]
-    pub fn in_one(base: Addr, slot_bytes: Bytes, n_slots: u32, head_bytes: Bytes) -> Self {
-        let slot = |index: u32| AddrRange { start: base.offset(slot_bytes * u64::from(index)), bytes: slot_bytes };
-        let head = AddrRange { start: base.offset(slot_bytes * u64::from(n_slots)), bytes: head_bytes };
-        Self { slots: (0..n_slots).map(|index| Some(slot(index))).collect(), main_first: 0, head, head_in_slab: true }
+    pub fn in_one(base: Addr, slot_bytes: impl IntoIterator<Item = Bytes>, head_bytes: Bytes) -> Self {
+        let mut end = base;
+        let place = |bytes| {
+            let start = end;
+            end = start.offset(bytes);
+            Some(AddrRange { start, bytes })
+        };
+        let slots = slot_bytes.into_iter().map(place).collect();
+        Self { slots, main_first: 0, head: AddrRange { start: end, bytes: head_bytes }, head_in_slab: true }
     }
 }
 
@@ -188,10 +193,10 @@ pub struct Regions {
 }
 
 impl Regions {
-    /// Books for a slab in one allocation at `base` with everything owned by decode.
+    /// Books for a slab in one allocation at `base` with everything owned by decode: slots of the given sizes, then the head.
     #[must_use]
-    pub fn new(base: Addr, slot_bytes: Bytes, n_slots: u32, head_bytes: Bytes) -> Self {
-        Self::placed(Places::in_one(base, slot_bytes, n_slots, head_bytes))
+    pub fn new(base: Addr, slot_bytes: impl IntoIterator<Item = Bytes>, head_bytes: Bytes) -> Self {
+        Self::placed(Places::in_one(base, slot_bytes, head_bytes))
     }
 
     /// Books with everything where `places` says and owned by decode.

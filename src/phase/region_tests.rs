@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 
 fn slab() -> Regions {
-    Regions::new(Addr(0x1000), Bytes(0x100), 4, Bytes(0x300))
+    Regions::new(Addr(0x1000), [Bytes(0x100); 4], Bytes(0x300))
 }
 
 fn request(bytes: u64, with_head: bool) -> LoanRequest {
@@ -54,6 +54,22 @@ fn what_cannot_be_lent_is_refused_and_changes_nothing() {
 }
 
 #[test]
+fn slots_of_several_sizes_lie_one_behind_the_other_and_the_fewest_last_ones_are_lent() {
+    let sizes = [0x300, 0x100, 0x300, 0x100].map(Bytes);
+    let mut regions = Regions::new(Addr(0x1000), sizes, Bytes(0x80));
+    let starts: Vec<u64> = (0..4).map(|slot| regions.slot(SlotId(slot)).start.0).collect();
+    assert_eq!((starts, regions.head().start.0), (vec![0x1000, 0x1300, 0x1400, 0x1700], 0x1800));
+    for (bytes, with_head, lent) in [(0x100, false, 1), (0x101, false, 2), (0x400, false, 2), (0x401, false, 3), (0x481, true, 3)] {
+        let loan = regions.lend(request(bytes, with_head)).expect("three slots may be lent");
+        assert_eq!((loan.slots().len(), loan.arena().bytes), (lent, Bytes(bytes)), "{bytes:#x}");
+        assert_eq!(loan.arena().end(), if with_head { regions.head().end() } else { regions.head().start });
+        regions.take_back(loan).expect("the loan that is out");
+    }
+    let error = regions.lend(request(0x501, false)).expect_err("one slot is kept");
+    assert_eq!(error, RegionError::TooLarge { needed: Bytes(0x501), lendable: Bytes(0x500) });
+}
+
+#[test]
 fn an_arena_is_carved_anew_within_its_loan_unless_it_continues_elsewhere() {
     let mut regions = slab();
     let mut loan = regions.lend(request(0x401, true)).expect("fits two slots and the head");
@@ -69,7 +85,7 @@ fn an_arena_is_carved_anew_within_its_loan_unless_it_continues_elsewhere() {
 
 #[test]
 fn a_head_beside_the_slab_is_lent_without_its_bytes_and_leases_on_it_end_where_it_moves() {
-    let mut places = Places::in_one(Addr(0x1000), Bytes(0x100), 4, Bytes(0x300));
+    let mut places = Places::in_one(Addr(0x1000), [Bytes(0x100); 4], Bytes(0x300));
     places.head = AddrRange { start: Addr(0x8000), bytes: Bytes(0x300) };
     places.head_in_slab = false;
     let mut regions = Regions::placed(places);
@@ -89,7 +105,7 @@ fn a_head_beside_the_slab_is_lent_without_its_bytes_and_leases_on_it_end_where_i
 
 #[test]
 fn slots_in_pieces_are_given_up_and_never_lent() {
-    let mut places = Places::in_one(Addr(0x1000), Bytes(0x100), 4, Bytes(0x300));
+    let mut places = Places::in_one(Addr(0x1000), [Bytes(0x100); 4], Bytes(0x300));
     places.slots[..2].fill(Some(AddrRange { start: Addr(0x7000), bytes: Bytes(0x100) }));
     places.slots[1] = Some(AddrRange { start: Addr(0x7100), bytes: Bytes(0x100) });
     places.main_first = 2;
@@ -110,7 +126,7 @@ fn slots_in_pieces_are_given_up_and_never_lent() {
 fn a_slab_that_is_placed_anew_honours_no_lease_of_before() {
     let mut regions = slab();
     let leases = [regions.lease(regions.head()), regions.lease(regions.slot(SlotId(0)))];
-    regions.replace(Places::in_one(Addr(0x1000), Bytes(0x100), 3, Bytes(0x300)));
+    regions.replace(Places::in_one(Addr(0x1000), [Bytes(0x100); 3], Bytes(0x300)));
     assert!(leases.iter().all(|lease| !regions.honours(lease)));
     assert_eq!((regions.n_slots(), regions.head().start), (3, Addr(0x1300)));
 }
@@ -158,7 +174,7 @@ proptest! {
         steps in prop::collection::vec((0u64..120, any::<bool>(), 0u32..4, any::<bool>()), 1..40),
     ) {
         const SLOT: u64 = 8;
-        let mut regions = Regions::new(Addr(0x1000), Bytes(SLOT), n_slots, Bytes(head_bytes));
+        let mut regions = Regions::new(Addr(0x1000), vec![Bytes(SLOT); n_slots as usize], Bytes(head_bytes));
         let slab_bytes = SLOT * u64::from(n_slots) + head_bytes;
         let leases: Vec<Lease> = (0..n_slots).map(|slot| regions.lease(regions.slot(SlotId(slot)))).chain([regions.lease(regions.head())]).collect();
         let mut out: Option<Loan> = None;

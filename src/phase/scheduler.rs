@@ -172,7 +172,7 @@ impl<B: Backend> Scheduler<B> {
     /// The backend's.
     pub fn new(backend: Rc<B>, plan: &Plan, head_source: Addr, head_bytes: Bytes) -> Result<Self, PhaseError> {
         let sizes = plan.slab_sizes();
-        let slab = Slab::allocate(&*backend, sizes)?;
+        let slab = Slab::allocate(&*backend, sizes.clone())?;
         let regions = Regions::placed(slab.places(AddrRange { start: Addr(0), bytes: Bytes::ZERO }));
         let scheduler = Self {
             copy_stream: backend.create_stream()?,
@@ -210,15 +210,32 @@ impl<B: Backend> Scheduler<B> {
 
     /// Sizes of the slab's parts.
     #[must_use]
-    pub fn sizes(&self) -> SlabSizes {
-        self.sizes
+    pub fn sizes(&self) -> &SlabSizes {
+        &self.sizes
     }
 
     /// Pieces that were given up.
     #[must_use]
     pub fn pieces_given_up(&self) -> u32 {
-        let missing = self.slab.as_ref().map_or(0, |slab| slab.pieces.iter().filter(|piece| piece.is_none()).count());
-        u32::try_from(missing).expect("few pieces")
+        u32::try_from(self.missing_pieces().count()).expect("few pieces")
+    }
+
+    /// Bytes of the pieces that were given up.
+    #[must_use]
+    pub fn given_up_bytes(&self) -> Bytes {
+        self.missing_pieces().map(|piece| self.sizes.piece_bytes(piece)).sum()
+    }
+
+    /// Bytes of the piece that [`Scheduler::take_piece`] would take; `None` where none is missing.
+    #[must_use]
+    pub fn missing_piece_bytes(&self) -> Option<Bytes> {
+        self.missing_pieces().next().map(|piece| self.sizes.piece_bytes(piece))
+    }
+
+    /// Pieces that were given up, first to last.
+    fn missing_pieces(&self) -> impl Iterator<Item = u32> {
+        let pieces = self.slab.iter().flat_map(|slab| (0..).zip(&slab.pieces));
+        pieces.filter(|(_, piece)| piece.is_none()).map(|(number, _)| number)
     }
 
     /// Where a slot lies, as a function to hand on.
@@ -394,7 +411,7 @@ impl<B: Backend> Scheduler<B> {
     /// Allocates what is missing: a head that was freed, or a whole slab.
     fn make_whole(&mut self, experts: &mut Experts<B>) -> Result<(), PhaseError> {
         let Some(slab) = &mut self.slab else {
-            let slab = Slab::allocate(&*self.backend, self.sizes)?;
+            let slab = Slab::allocate(&*self.backend, self.sizes.clone())?;
             self.regions.replace(slab.places(self.regions.head()));
             self.slab = Some(slab);
             self.write_once()?;
@@ -434,8 +451,9 @@ impl<B: Backend> Scheduler<B> {
         }
         let Some(slab) = &mut self.slab else { return Ok(None) };
         let Some(piece) = slab.pieces.iter().position(Option::is_none) else { return Ok(None) };
-        let buffer = self.backend.malloc(self.sizes.piece_bytes(), PIECE_PURPOSE)?;
-        let slots = self.sizes.slots_of(u32::try_from(piece).expect("few pieces"));
+        let number = u32::try_from(piece).expect("few pieces");
+        let buffer = self.backend.malloc(self.sizes.piece_bytes(number), PIECE_PURPOSE)?;
+        let slots = self.sizes.slots_of(number);
         for slot in slots.clone() {
             self.regions.place_slot(slot, Some(self.sizes.slot_in_piece(buffer.range().start, slot)));
         }

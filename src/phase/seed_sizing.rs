@@ -2,11 +2,13 @@
 //! reserve when they are there.
 //!
 //! ```text
-//! slots : (limit - reserve - dense weights - KV cache - decode buffers) / slot, and no more than the device can hold with head and graphs
+//! slots : as many as fit limit - reserve - dense weights - KV cache - decode buffers, and the device with head and graphs beside them
 //! chunk : the largest of 2,048, 1,536, 1,024 and 512 whose buffers fit all slots but one and what is free then, with 512 MiB to spare
 //! ```
 //! Prompts are read with the head lent, whatever their length. Spare and ladder are the document's constants: a device on which no chunk
 //! of the ladder fits is refused, and `--cache-sizing exact` does better there.
+
+use std::sync::Arc;
 
 use super::slab_plan::SlabPlan;
 use super::{PhaseBytes, Plan, Planner, PromptMemory, Shortage};
@@ -23,21 +25,21 @@ impl Planner<'_> {
     /// As [`Planner::attempt`], by the document's rules.
     pub(super) fn seed_attempt(&self, ctx_tokens: u32, window_rows: u32, budget: Bytes) -> Result<Plan, Shortage> {
         let resident = self.resident(ctx_tokens, window_rows);
-        let slot_bytes = self.weights.slot_bytes();
+        let first_slot = self.table.total(1);
         let counted = resident.total_without_head - resident.graphs;
-        let at_least_one = |room: Option<Bytes>, needed| room.filter(|room| *room >= slot_bytes).ok_or(Shortage::Resident { needed });
-        let room = at_least_one(budget.checked_sub(counted), counted + slot_bytes)?;
+        let at_least_one = |room: Option<Bytes>, needed| room.filter(|room| *room >= first_slot).ok_or(Shortage::Resident { needed });
+        let room = at_least_one(budget.checked_sub(counted), counted + first_slot)?;
         let all = resident.total_without_head + resident.head;
         // Where a driver pages out what does not fit, this one has to hold: there is nothing beyond the device.
-        let holds = at_least_one(self.limit.checked_sub(all), all + slot_bytes)?;
-        let fit = u32::try_from(holds.0 / slot_bytes.0).unwrap_or(u32::MAX);
-        let (slots, decided_by) = match self.slots(room, slot_bytes)? {
+        let holds = at_least_one(self.limit.checked_sub(all), all + first_slot)?;
+        let fit = self.table.fitting(holds);
+        let (slots, decided_by) = match self.slots(room)? {
             (slots, _) if slots > fit => (fit, "the device, with head and graphs back and nothing left"),
             (slots, "the budget") => (slots, "the budget with the head out"),
             decided => decided,
         };
-        let slots_total = slot_bytes * u64::from(slots);
-        let borrowed = slot_bytes * u64::from(slots - 1);
+        let slots_total = self.table.total(slots);
+        let borrowed = self.table.span(1, slots);
         let free_head_out = self.limit.saturating_sub(resident.total_without_head + slots_total);
         let room = match self.settings.head_alias_mode {
             HeadAliasMode::Overlay => PromptRoom::single(borrowed + resident.head),
@@ -66,10 +68,10 @@ impl Planner<'_> {
         decode.extend([("output head", resident.head), ("expert slots", slots_total)]);
         let mut prefill = common;
         prefill.extend(match self.settings.head_alias_mode {
-            HeadAliasMode::Realloc => self.freed_head_owners(size, room, slots, slot_bytes, Bytes::ZERO),
+            HeadAliasMode::Realloc => self.freed_head_owners(size, room, slots, Bytes::ZERO),
             HeadAliasMode::Overlay => {
                 let needed = self.prompt_bytes(chunk);
-                let lent = slot_bytes * needed.saturating_sub(resident.head).0.div_ceil(slot_bytes.0);
+                let lent = self.lent_bytes(slots, needed.saturating_sub(resident.head));
                 let unused = resident.head + lent - needed;
                 vec![("kept slots", slots_total - lent), ("prompt buffers", needed), ("lent, not needed", unused)]
             }
@@ -91,7 +93,8 @@ impl Planner<'_> {
             wide_bytes: Bytes::ZERO,
             head_bytes: resident.head,
             slots,
-            slot_bytes,
+            slot_bytes: self.table.largest(),
+            slot_table: Arc::clone(self.table),
             prompt_memory: PromptMemory::None,
             spill_room: room.spill,
             kept_head_chunk: 0,

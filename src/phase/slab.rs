@@ -6,7 +6,10 @@
 //! Pieces hold the lowest slot numbers. Loans take slots from the end, prompt after prompt; pieces are given up when another program
 //! takes VRAM, which is rare, and the last piece goes first.
 
+use std::sync::Arc;
+
 use crate::backend::{Addr, AddrRange, Backend, DeviceMemory, Result};
+use crate::experts::SlotTable;
 use crate::phase::region::Places;
 use crate::settings::HeadAliasMode;
 use crate::units::{Bytes, SlotId};
@@ -19,12 +22,12 @@ pub const SPILL_PURPOSE: &str = "prompt buffers beside the slab";
 pub const PIECE_PURPOSE: &str = "expert slots";
 
 /// Sizes of all parts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SlabSizes {
     /// All slots.
     pub slots: u32,
-    /// Bytes of one.
-    pub slot_bytes: Bytes,
+    /// Size of each.
+    pub table: Arc<SlotTable>,
     /// Bytes of the head.
     pub head_bytes: Bytes,
     /// Whether the head has an allocation of its own.
@@ -42,10 +45,10 @@ impl SlabSizes {
         self.pieces * self.piece_slots
     }
 
-    /// Bytes of a piece.
+    /// Bytes of a piece. Pieces have as many slots each, but not the same of each class.
     #[must_use]
-    pub fn piece_bytes(&self) -> Bytes {
-        self.slot_bytes * u64::from(self.piece_slots)
+    pub fn piece_bytes(&self, piece: u32) -> Bytes {
+        self.table.span(piece * self.piece_slots, (piece + 1) * self.piece_slots)
     }
 
     /// The slots of a piece.
@@ -53,11 +56,15 @@ impl SlabSizes {
         (piece * self.piece_slots..(piece + 1) * self.piece_slots).map(SlotId)
     }
 
+    /// Where a slot lies when slot number `first` starts at `start` and the ones behind it follow.
+    fn slot_behind(&self, start: Addr, first: u32, slot: SlotId) -> AddrRange {
+        AddrRange { start: start.offset(self.table.span(first, slot.0)), bytes: self.table.bytes(slot) }
+    }
+
     /// Where the slot of a piece lies when the piece starts at `start`.
     #[must_use]
     pub fn slot_in_piece(&self, start: Addr, slot: SlotId) -> AddrRange {
-        let index = u64::from(slot.0 % self.piece_slots);
-        AddrRange { start: start.offset(self.slot_bytes * index), bytes: self.slot_bytes }
+        self.slot_behind(start, slot.0 - slot.0 % self.piece_slots, slot)
     }
 }
 
@@ -78,7 +85,7 @@ impl<B: Backend> Slab<B> {
     /// # Errors
     /// The backend's; nothing is kept then.
     pub fn allocate(backend: &B, sizes: SlabSizes) -> Result<Self> {
-        let main_slots = sizes.slot_bytes * u64::from(sizes.slots - sizes.main_first());
+        let main_slots = sizes.table.span(sizes.main_first(), sizes.slots);
         let (main, head) = match sizes.mode {
             HeadAliasMode::Overlay => (backend.malloc(main_slots + sizes.head_bytes, "expert slots and output head")?, None),
             HeadAliasMode::Realloc => {
@@ -86,7 +93,8 @@ impl<B: Backend> Slab<B> {
                 (main, Some(backend.malloc(sizes.head_bytes, HEAD_PURPOSE)?))
             }
         };
-        let pieces = (0..sizes.pieces).map(|_| backend.malloc(sizes.piece_bytes(), PIECE_PURPOSE).map(Some)).collect::<Result<_>>()?;
+        let pieces =
+            (0..sizes.pieces).map(|piece| backend.malloc(sizes.piece_bytes(piece), PIECE_PURPOSE).map(Some)).collect::<Result<_>>()?;
         Ok(Self { sizes, main, pieces, head })
     }
 
@@ -104,19 +112,17 @@ impl<B: Backend> Slab<B> {
     /// Where slots and head lie. A head that is freed lies where it did.
     #[must_use]
     pub fn places(&self, head_before: AddrRange) -> Places {
-        let sizes = self.sizes;
+        let sizes = &self.sizes;
         let main_first = sizes.main_first();
         let main = self.main().start;
         let in_piece = |slot: SlotId| {
             let piece = self.pieces[(slot.0 / sizes.piece_slots) as usize].as_ref()?;
             Some(sizes.slot_in_piece(piece.range().start, slot))
         };
-        let in_main =
-            |slot: SlotId| AddrRange { start: main.offset(sizes.slot_bytes * u64::from(slot.0 - main_first)), bytes: sizes.slot_bytes };
-        let slot = |slot: SlotId| if slot.0 < main_first { in_piece(slot) } else { Some(in_main(slot)) };
+        let slot = |slot: SlotId| if slot.0 < main_first { in_piece(slot) } else { Some(sizes.slot_behind(main, main_first, slot)) };
         let head = match (sizes.mode, &self.head) {
             (HeadAliasMode::Overlay, _) => {
-                let start = main.offset(sizes.slot_bytes * u64::from(sizes.slots - main_first));
+                let start = main.offset(sizes.table.span(main_first, sizes.slots));
                 AddrRange { start, bytes: sizes.head_bytes }
             }
             (HeadAliasMode::Realloc, Some(head)) => head.range(),

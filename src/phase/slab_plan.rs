@@ -1,5 +1,7 @@
 //! How the plan divides the slab: where the head lies, and which slots lie in pieces that can be given up.
 
+use std::sync::Arc;
+
 use super::{PhaseBytes, Plan, PlanOwners, Planner, PromptMemory};
 use crate::model::layout::{PromptLayout, PromptRoom, PromptSize};
 use crate::phase::prompt_sizes::SizeLimits;
@@ -38,7 +40,7 @@ impl Plan {
     #[must_use]
     pub fn slab_sizes(&self) -> SlabSizes {
         let SlabPlan { mode, pieces, piece_slots, .. } = self.slab;
-        SlabSizes { slots: self.slots, slot_bytes: self.slot_bytes, head_bytes: self.head_bytes, mode, pieces, piece_slots }
+        SlabSizes { slots: self.slots, table: Arc::clone(&self.slot_table), head_bytes: self.head_bytes, mode, pieces, piece_slots }
     }
 
     /// What stays free while tokens are written, graphs and all.
@@ -60,7 +62,7 @@ impl Plan {
     #[must_use]
     pub fn alias_arena_bytes(&self) -> Bytes {
         let head = if self.slab.mode == HeadAliasMode::Overlay { self.head_bytes } else { Bytes::ZERO };
-        head + self.slot_bytes * u64::from(self.slab.main_slots(self.slots) - 1)
+        head + self.slot_table.last(self.slab.main_slots(self.slots) - 1, self.slots)
     }
 }
 
@@ -69,7 +71,7 @@ impl Planner<'_> {
     /// the last kept one, and with the head lent only where the longest block fits in its best form beside them.
     pub(super) fn with_pieces(&self, mut plan: Plan) -> Plan {
         let kept_bytes: Bytes = plan.prefill.owners.iter().filter(|part| part.owner == "kept slots").map(|part| part.bytes).sum();
-        let kept = u32::try_from(kept_bytes.0 / plan.slot_bytes.0).unwrap_or(plan.slots);
+        let kept = plan.slot_table.fitting(kept_bytes);
         let beside_a_loan = match plan.prompt_memory {
             PromptMemory::Loan { slots_max } => plan.slots - slots_max,
             PromptMemory::Owned { .. } | PromptMemory::None => plan.slots,
@@ -103,13 +105,18 @@ impl Planner<'_> {
         }
     }
 
+    /// Bytes of the fewest of the last of `slots` slots that cover `bytes`, which fit them.
+    pub(super) fn lent_bytes(&self, slots: u32, bytes: Bytes) -> Bytes {
+        self.table.last(self.table.covering(slots, bytes).expect("what was found to fit"), slots)
+    }
+
     /// Owners while prompt buffers for `size` lie in lent slots and continue beside the slab, the head being freed.
-    pub(super) fn freed_head_owners(&self, size: PromptSize, room: PromptRoom, slots: u32, slot_bytes: Bytes, owned: Bytes) -> PlanOwners {
-        let slots_total = slot_bytes * u64::from(slots);
+    pub(super) fn freed_head_owners(&self, size: PromptSize, room: PromptRoom, slots: u32, owned: Bytes) -> PlanOwners {
+        let slots_total = self.table.total(slots);
         let Some(layout) = PromptLayout::new(self.shape, self.weights, self.exact, size, room) else {
             return vec![("kept slots", slots_total), ("prompt buffers", owned)];
         };
-        let lent = slot_bytes * layout.arena_bytes.0.div_ceil(slot_bytes.0);
+        let lent = self.lent_bytes(slots, layout.arena_bytes);
         vec![
             ("kept slots", slots_total - lent),
             ("prompt buffers", layout.arena_bytes + owned),
@@ -129,16 +136,17 @@ pub(crate) fn slot_terms(plan: &Plan) -> String {
     let terms: Vec<String> = owners.iter().filter(counted).map(|part| format!(" - {} {}", part.bytes.0, part.owner)).collect();
     let taken: Bytes = owners.iter().filter(counted).map(|part| part.bytes).sum();
     let left = plan.budget_bytes.saturating_sub(taken);
-    let over = left.saturating_sub(plan.slot_bytes * u64::from(plan.slots));
+    let over = left.saturating_sub(plan.slot_table.total(plan.slots));
+    let classes = plan.slot_table.classes(plan.slots).filter(|&(_, count)| count > 0);
+    let slots: Vec<String> = classes.map(|(bytes, count)| format!("{count} slots x {}", bytes.0)).collect();
     format!(
-        "{} {} - {} reserve{} = {} = {} slots x {} + {} over",
+        "{} {} - {} reserve{} = {} = {} + {} over",
         plan.limit_bytes.0,
         plan.limit_decided_by,
         plan.reserve_bytes.0,
         terms.concat(),
         left.0,
-        plan.slots,
-        plan.slot_bytes.0,
+        slots.join(" + "),
         over.0
     )
 }

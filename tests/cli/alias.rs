@@ -80,7 +80,7 @@ fn every_flag_beside_the_alias_works_or_is_refused_at_once_with_both_names() {
         ("--expert-cache auto", Works),
         ("--expert-cache 1", Works),
         ("--expert-cache 4", Works),
-        ("--expert-profile profile.bin", Refused),
+        ("--expert-profile off", Works),
         ("--prefill auto", Works),
         ("--prefill auto:16", Works),
         ("--prefill 1", Works),

@@ -15,6 +15,7 @@ mod hostile;
 mod odd_calls;
 mod page;
 mod plan;
+mod profile;
 mod program;
 mod replay;
 #[cfg(unix)]

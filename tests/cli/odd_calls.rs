@@ -216,7 +216,7 @@ fn help_fits_80_columns_and_explains_every_flag_that_works() {
     for flag in ["--prefill-head-alias", "--vram-mib", "--ctx", "--kv", "--short-read", "--temp", "--json", "--config"] {
         assert!(run.contains(flag), "{flag} is not in: {run}");
     }
-    for later in ["--mtp", "--spec", "--draft", "--hf", "--sim-link", "--expert-profile", "--draft-vocab"] {
+    for later in ["--mtp", "--spec", "--draft", "--hf", "--sim-link", "--draft-vocab"] {
         assert!(!run.contains(later), "{later} is in: {run}");
     }
 }

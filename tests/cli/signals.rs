@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::common::engine::tokens;
+use crate::common::engine::{TempFile, tokens};
 use crate::program::{BARD, ebbtide, file_of, wait};
 
 /// A context far above the bundled model's own, so that reading and writing would take minutes.
@@ -70,7 +70,9 @@ fn a_second_signal_ends_the_program_at_once() {
 #[test]
 fn a_signal_while_writing_keeps_the_text_so_far() {
     for json in [false, true] {
-        let mut child = ebbtide(&format!("run -m {BARD} {LONG} --json={json} --tokens 5,6,7,8")).spawn();
+        let profile = TempFile::new(".heat");
+        let mut child =
+            ebbtide(&format!("run -m {BARD} {LONG} --json={json} --tokens 5,6,7,8")).arg("--expert-profile").arg(&profile.0).spawn();
         let mut start = vec![0; if json { 0 } else { 20 }];
         child.stdout.as_mut().expect("piped").read_exact(&mut start).expect("text comes while it is written");
         if json {
@@ -83,6 +85,7 @@ fn a_signal_while_writing_keeps_the_text_so_far() {
         assert!(sent.elapsed() < END_WITHIN, "{:?}", sent.elapsed());
         assert_eq!(ended.code, 130, "{}", ended.stderr);
         assert!(ended.stderr.contains("interrupted"), "{}", ended.stderr);
+        assert!(profile.0.exists(), "what was learned until then is kept");
         if json {
             let report: serde_json::Value = serde_json::from_slice(&ended.stdout).expect("one object");
             assert_eq!(report["finish"], "cancelled");

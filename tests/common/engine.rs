@@ -11,6 +11,7 @@ use ebbtide::model::Model;
 use ebbtide::settings::{Activations, ContextSetting, EngineSettings, KvType};
 use ebbtide::units::{Bytes, TokenId};
 
+use super::rewrite::Gguf;
 use super::synthetic::Synthetic;
 
 /// A file in the system's temporary folder, removed on drop.
@@ -43,6 +44,22 @@ pub fn synthetic_file(args: &str) -> TempFile {
 /// Opens a synthetic model; the file may go once it is mapped.
 pub fn synthetic_model(args: &str) -> Arc<Model> {
     Arc::new(Model::open(&synthetic_file(args).0).expect("a sound model"))
+}
+
+/// The synthetic model of `args`, whose odd layers have their experts in type `other` instead of `own`.
+pub fn alternating_model(args: &str, own: &str, other: &str) -> Arc<Model> {
+    let pieces = |args: &str| Gguf::parse(&Synthetic::from_args(args).expect("valid arguments").file_bytes().expect("a small model"));
+    let (mut mixed, other) = (pieces(args), pieces(&args.replace(own, other)));
+    for tensor in other.tensors {
+        let layer = tensor.name.split('.').nth(1).and_then(|layer| layer.parse::<u32>().ok());
+        if layer.is_some_and(|layer| layer % 2 == 1) && tensor.name.contains("_exps.") {
+            let own = mixed.tensor_mut(&tensor.name);
+            *own = tensor;
+        }
+    }
+    let file = TempFile::new(".gguf");
+    mixed.write(&file.0);
+    Arc::new(Model::open(&file.0).expect("a sound model"))
 }
 
 /// The bundled trained model.

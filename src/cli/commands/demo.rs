@@ -62,6 +62,10 @@ pub fn demo<B: Backend>(demo: &DemoConfig, config: &Config, open: Opener<B>) -> 
         }
     }
 
+    if demo.engine.expert_profile.is_some() {
+        say::line("warning: --expert-profile changes nothing here: neither run of the demo knows what the other has learned");
+    }
+
     let mut engine = session::start(&model, &settings, config, open)?;
     let shape = &model.shape;
     let quoted: String = TEXT.lines().rev().take(3).collect::<Vec<_>>().into_iter().rev().collect::<Vec<_>>().join("\n  ");
@@ -120,6 +124,7 @@ fn demo_settings(engine: &EngineSettings, config: &Config) -> EngineSettings {
         head_alias: true,
         alias_min_tokens: AliasThreshold::Tokens(0),
         deterministic: true,
+        expert_profile: None,
         ..engine.clone()
     }
 }

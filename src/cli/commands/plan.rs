@@ -24,6 +24,7 @@ struct PlanReport<'a> {
     ctx_tokens: u32,
     slots: u32,
     slot_bytes: Bytes,
+    slot_classes: Vec<SlotClass>,
     slots_decided_by: &'static str,
     window_rows: u32,
     chunk: u32,
@@ -39,6 +40,13 @@ struct PlanReport<'a> {
     slots_in_pieces: u32,
     decode: &'a PhaseBytes,
     prefill: &'a PhaseBytes,
+}
+
+/// Slots of one size.
+#[derive(Serialize)]
+struct SlotClass {
+    bytes: Bytes,
+    slots: u32,
 }
 
 /// Runs the command.
@@ -64,6 +72,7 @@ pub fn plan<B: Backend>(plan: &PlanConfig, config: &Config, open: Opener<B>) -> 
         ctx_tokens: plan.ctx_tokens,
         slots: plan.slots,
         slot_bytes: plan.slot_bytes,
+        slot_classes: plan.slot_table.classes(plan.slots).map(|(bytes, slots)| SlotClass { bytes, slots }).collect(),
         slots_decided_by: plan.slots_decided_by,
         window_rows: plan.window_rows,
         chunk: plan.chunk,

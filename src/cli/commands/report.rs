@@ -4,6 +4,7 @@ use serde::Serialize;
 
 use crate::engine::way::Way;
 use crate::engine::{Finish, Outcome};
+use crate::experts::LinkBytes;
 use crate::units::{Bytes, TokenId};
 
 /// What `run --json` prints; names and meaning are a contract.
@@ -30,6 +31,10 @@ pub struct RunReport<'a> {
     link_bytes: Bytes,
     hits: u64,
     misses: u64,
+    prompt_hits: u64,
+    prompt_misses: u64,
+    swaps: u64,
+    link_bytes_by_kind: LinkBytes,
     drafts_offered: u64,
     drafts_accepted: u64,
     recaptures: u64,
@@ -60,6 +65,10 @@ impl<'a> RunReport<'a> {
             link_bytes: outcome.experts.link_bytes,
             hits: outcome.experts.hits,
             misses: outcome.experts.misses,
+            prompt_hits: outcome.experts.prompt_hits,
+            prompt_misses: outcome.experts.prompt_misses,
+            swaps: outcome.experts.swaps,
+            link_bytes_by_kind: outcome.experts.link,
             drafts_offered: 0,
             drafts_accepted: 0,
             recaptures: outcome.recaptures,

@@ -39,7 +39,10 @@ pub fn run<B: Backend>(run: &RunConfig, config: &Config, open: Opener<B>) -> Res
         stop_tokens: if run.ignore_eos { Vec::new() } else { tokenizer.end_tokens().to_vec() },
     };
     let mut streamed = StreamedText::new(&tokenizer, !config.json);
-    let outcome = generate(&mut engine, &request, &interrupt, &mut streamed)?;
+    let outcome = generate(&mut engine, &request, &interrupt, &mut streamed);
+    // Also where the request failed or was stopped: what was learned until then holds.
+    engine.save_expert_profile();
+    let outcome = outcome?;
     let text = streamed.finish()?;
     session::print_notices(&mut engine);
     if config.json {

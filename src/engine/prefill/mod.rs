@@ -149,6 +149,7 @@ impl<'a, B: Backend> BlockReader<'a, B> {
         on_rows: &mut OnRows<'_>,
     ) -> Result<ControlFlow<()>, EngineError> {
         self.path.probe.begin();
+        self.path.ring.begin_timing();
         self.upload_input(block, embedding)?;
         let n_layer = self.forward.shape.n_layer;
         let n_rows = u32::try_from(block.tokens.len()).expect("a block is bounded");
@@ -188,7 +189,9 @@ impl<'a, B: Backend> BlockReader<'a, B> {
     /// # Errors
     /// The backend's.
     pub fn sample(&mut self) -> Result<Option<BlockSample>, EngineError> {
-        self.path.probe.finish()
+        let sample = self.path.probe.finish()?;
+        let link = self.path.ring.timed()?;
+        Ok(sample.map(|sample| BlockSample { link, ..sample }))
     }
 
     /// Waits for experts that are still on their way, also after reading failed or was stopped: nothing may land in the arena once it

@@ -41,6 +41,9 @@ pub struct Ring<B: Backend> {
     ahead: VecDeque<Group>,
     /// Groups taken whose place is not free yet.
     taken: usize,
+    /// Before and after the copies of one group, and its bytes once they are queued.
+    timed: [B::Event; 2],
+    timed_bytes: Option<Bytes>,
 }
 
 impl<B: Backend> Ring<B> {
@@ -60,6 +63,8 @@ impl<B: Backend> Ring<B> {
             next: 0,
             ahead: VecDeque::new(),
             taken: 0,
+            timed: [backend.create_event()?, backend.create_event()?],
+            timed_bytes: None,
             backend,
         })
     }
@@ -96,7 +101,16 @@ impl<B: Backend> Ring<B> {
             let index = self.next;
             self.next = (index + 1) % self.places.len();
             self.backend.wait(&self.copy_stream, &self.consumed[index])?;
+            let is_timed = self.timed_bytes.is_none();
+            if is_timed {
+                self.backend.record(&self.copy_stream, &self.timed[0])?;
+            }
             let addrs = self.copy_group(layer, &chosen, self.places[index], experts)?;
+            if is_timed {
+                self.backend.record(&self.copy_stream, &self.timed[1])?;
+                let expert_bytes: Bytes = experts.matrix_bytes(layer).into_iter().sum();
+                self.timed_bytes = Some(expert_bytes * chosen.len() as u64);
+            }
             self.backend.record(&self.copy_stream, &self.arrived[index])?;
             self.ahead.push_back(Group { index, experts: chosen.into_iter().zip(addrs).collect() });
         }
@@ -122,6 +136,21 @@ impl<B: Backend> Ring<B> {
             start += count;
         }
         Ok((0..chosen.len()).map(at).collect())
+    }
+
+    /// Forgets what was timed: the next group is.
+    pub fn begin_timing(&mut self) {
+        self.timed_bytes = None;
+    }
+
+    /// Bytes and seconds of the group that was timed, once its copies are done.
+    ///
+    /// # Errors
+    /// The backend's.
+    pub fn timed(&self) -> Result<Option<(Bytes, f64)>, EngineError> {
+        let Some(bytes) = self.timed_bytes else { return Ok(None) };
+        self.backend.synchronise_event(&self.timed[1])?;
+        Ok(Some((bytes, self.backend.elapsed_s(&self.timed[0], &self.timed[1])?)))
     }
 
     /// The last expert that is on its way, where any is.
