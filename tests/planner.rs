@@ -81,7 +81,7 @@ fn compare(model: &Arc<Model>, profile: ClockProfile, base: &EngineSettings, len
 fn what_is_chosen_for_200_prompts_takes_what_the_best_of_each_would_take() {
     let lengths = mixed_lengths();
     assert!(lengths.iter().any(|&length| length < 10) && lengths.iter().any(|&length| length > 10_000));
-    for profile in PROFILES {
+    for profile in [ClockProfile::H200_12GBPS, ClockProfile::LAPTOP_8GB] {
         compare(&QWEN_30B, profile, &strict(card_with_slots(&QWEN_30B, 200)), &lengths);
     }
 }
@@ -90,6 +90,7 @@ fn what_is_chosen_for_200_prompts_takes_what_the_best_of_each_would_take() {
 fn so_it_does_on_a_roomy_card_and_for_another_model() {
     let lengths = &mixed_lengths()[..40];
     compare(&QWEN_30B, ClockProfile::LAPTOP_8GB, &strict(card(Bytes::mib(8192))), lengths);
+    compare(&QWEN_30B, ClockProfile::H200, &strict(card_with_slots(&QWEN_30B, 200)), lengths);
     compare(&QWEN_35B, ClockProfile::H200_12GBPS, &strict(card_with_slots(&QWEN_35B, 240)), lengths);
 }
 

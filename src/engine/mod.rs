@@ -1,4 +1,4 @@
-//! The engine: one model on one device, one live sequence, one thread.
+//! The engine: one model on one device, one thread.
 //!
 //! [`Engine::start`] plans the memory and takes it once; nothing is allocated on the device afterwards. [`Engine::generate`] reads a
 //! prompt by the way that [`way`] chooses and writes tokens through captured windows. The last prompt token is always the first
@@ -15,7 +15,10 @@ mod guard;
 mod hashes;
 mod learned;
 pub mod prefill;
+mod prefix;
 pub mod prefix_cache;
+mod reading;
+mod request;
 pub mod sampler;
 pub mod sequence;
 mod start;
@@ -23,24 +26,20 @@ pub mod timelines;
 pub mod way;
 mod window;
 
-use std::ops::ControlFlow;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub use error::EngineError;
 pub use free_memory::{FreeMemory, read_device_budget};
+pub use request::{Event, Finish, OnEvent, Outcome, Request};
 
 use crate::backend::{AddrRange, Backend};
-use crate::experts::ExpertCounters;
 use crate::experts::Experts;
 use crate::model::Model;
-use crate::model::forward::{Forward, ResidentAddrs};
+use crate::model::forward::ResidentAddrs;
 use crate::model::layout::{PromptLayout, PromptRoom, PromptSize};
-use crate::phase::levelled::{levelled, levelled_len};
 use crate::phase::plan::{DeviceBudget, Plan, PromptMemory};
-use crate::phase::prompt_sizes::largest_fitting;
-use crate::phase::region::Loan;
 use crate::phase::scheduler::PhaseCounters;
 use crate::phase::{Phase, Scheduler};
 use crate::settings::EngineSettings;
@@ -49,115 +48,15 @@ use costs::Costs;
 use decode::Windows;
 use embedding::Embedding;
 use fit::Beside;
-use guard::{Guard, PlacedPrompt};
-use prefill::{Block, BlockReader, PromptPath};
+use guard::Guard;
+use prefill::PromptPath;
 use prefix_cache::{PrefixCache, PrefixCounters};
-use sampler::{Sampler, Sampling};
-use sequence::{Reuse, Sequence};
-use timelines::{Place, Timelines, Wanted};
+use sampler::Sampler;
+use timelines::Timelines;
 use way::{Choice, ModelTraffic, Reading, Way};
 
 /// Slots that stay in use while the head is lent: a window needs one.
 const ALIAS_KEPT_SLOTS: u32 = 1;
-
-/// What to read and how to go on.
-#[derive(Clone, Debug)]
-pub struct Request {
-    /// The prompt, at least one token.
-    pub prompt: Vec<TokenId>,
-    /// Tokens to write at most; fewer where the context ends.
-    pub tokens_max: usize,
-    /// How tokens are chosen.
-    pub sampling: Sampling,
-    /// Tokens that end the text; they are not part of it.
-    pub stop_tokens: Vec<TokenId>,
-}
-
-/// What happens while a request runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
-    /// The prompt is being read: rows x layers done, of all.
-    Reading {
-        /// Done.
-        done: u64,
-        /// All.
-        total: u64,
-    },
-    /// A token was written.
-    Token(TokenId),
-}
-
-/// Why writing ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Finish {
-    /// A stop token.
-    Stop,
-    /// As many tokens as asked for, or the context is full.
-    Length,
-    /// The caller asked to stop.
-    Cancelled,
-}
-
-/// What a request did.
-#[derive(Clone, Debug)]
-pub struct Outcome {
-    /// Tokens written.
-    pub tokens: Vec<TokenId>,
-    /// Why it ended.
-    pub finish: Finish,
-    /// Tokens of the prompt.
-    pub prompt_tokens: usize,
-    /// Of them, those whose keys and values were there already.
-    pub reused_tokens: usize,
-    /// Which timeline the request was answered on.
-    pub place: Place,
-    /// How the prompt was read.
-    pub choice: Choice,
-    /// Time of reading, the way back of lent memory included, up to the first token.
-    pub prefill: Duration,
-    /// Time of writing the tokens after the first.
-    pub decode: Duration,
-    /// Lowest free bytes seen at any step, by the device's own word where it gives one.
-    pub lowest_free: Option<Bytes>,
-    /// Bytes of prompt buffers beside the arena.
-    pub spill_bytes: Bytes,
-    /// Slots in use at the end.
-    pub slots: u32,
-    /// What the phases did in this request.
-    pub phases: PhaseCounters,
-    /// What the experts did in this request.
-    pub experts: ExpertCounters,
-    /// Graphs that were captured again in this request, because the head had moved.
-    pub recaptures: u64,
-}
-
-impl Outcome {
-    /// Prompt tokens a second.
-    #[must_use]
-    #[allow(clippy::cast_precision_loss, reason = "a rate for people")]
-    pub fn prefill_tokens_per_s(&self) -> f64 {
-        self.prompt_tokens as f64 / self.prefill.as_secs_f64().max(1e-9)
-    }
-
-    /// Written tokens a second, the first one not counted: it belongs to reading.
-    #[must_use]
-    #[allow(clippy::cast_precision_loss, reason = "a rate for people")]
-    pub fn decode_tokens_per_s(&self) -> f64 {
-        self.tokens.len().saturating_sub(1) as f64 / self.decode.as_secs_f64().max(1e-9)
-    }
-}
-
-/// Where the prompt buffers of a request lie.
-struct PromptPlace<'a> {
-    layout: PromptLayout,
-    arena: AddrRange,
-    spill: Option<AddrRange>,
-    loan: Option<&'a Loan>,
-}
-
-/// Called at every event; may ask to stop.
-pub type OnEvent<'a> = dyn FnMut(Event) -> ControlFlow<()> + 'a;
 
 /// A model on a device.
 pub struct Engine<B: Backend> {
@@ -331,134 +230,8 @@ impl<B: Backend> Engine<B> {
         Ok(outcome)
     }
 
-    /// Finds what the caches and the parked conversations hold of a prompt, makes it the active timeline and says how many tokens
-    /// that saves. What would be lost is parked first.
-    fn resume_prefix(&mut self, request: &Request) -> Result<usize, EngineError> {
-        if self.settings.prefix_cache == Bytes::ZERO {
-            self.timelines.clear();
-            return Ok(0);
-        }
-        let n_ctx = self.plan.ctx_tokens as usize;
-        let reuse = if self.settings.deterministic { Reuse::Deterministic } else { Reuse::Any };
-        let prompt = &request.prompt;
-        let parked = self.prefix_cache.best(prompt, reuse);
-        let tokens_max = request.tokens_max.min(n_ctx - prompt.len());
-        let wanted = Wanted { prompt, tokens_max, parked: parked.map_or(0, |found| found.tokens) };
-        let decision = self.timelines.decide(wanted, n_ctx, reuse);
-        if self.timelines.loses(decision) {
-            self.park(decision.place)?;
-        }
-        // Parking may have replaced or dropped the entry that was found.
-        let parked = self.prefix_cache.best(prompt, reuse).filter(|_| decision.resumes);
-        match parked {
-            Some(found) => {
-                let sequence = self.prefix_cache.resume(found, decision.first_row, &self.compute)?;
-                self.timelines.set(decision.place, sequence);
-            }
-            None if decision.kept > 0 => self.timelines.continue_at(decision.place, decision.kept),
-            None => self.timelines.set(decision.place, Sequence::starting_at(decision.first_row)),
-        }
-        if self.timelines.runs_into_side(prompt.len()) {
-            self.park(Place::Side)?;
-            self.timelines.clear_side();
-        }
-        Ok(self.timelines.active().len())
-    }
-
-    fn park(&mut self, place: Place) -> Result<(), EngineError> {
-        if let Some(sequence) = self.timelines.at(place) {
-            self.prefix_cache.park(sequence, &self.compute)?;
-        }
-        Ok(())
-    }
-
-    /// Sees to it that the active timeline may grow by a row: main grows over the side timeline, that one moves to main's place.
-    fn make_room_for_row(&mut self) -> Result<(), EngineError> {
-        let rows = self.timelines.active().len() + 1;
-        if self.timelines.runs_into_side(rows) {
-            self.park(Place::Side)?;
-            self.timelines.clear_side();
-        }
-        if self.timelines.active().first_row() as usize + rows > self.plan.ctx_tokens as usize {
-            self.park(Place::Main)?;
-            let side = self.timelines.active();
-            self.prefix_cache.move_to_start(side, &self.compute)?;
-            let moved = Sequence::resumed(side.tokens().to_vec(), side.prompt_rows(), 0);
-            self.timelines.clear_side();
-            self.timelines.set(Place::Main, moved);
-        }
-        Ok(())
-    }
-
     fn check_prompt(&self, prompt: &[TokenId]) -> Result<(), EngineError> {
         check_prompt(prompt, self.plan.ctx_tokens, self.model.shape.n_vocab)
-    }
-
-    /// Reads all prompt tokens but the last.
-    fn read(&mut self, tokens: &[TokenId], choice: &Choice, on_event: &mut OnEvent<'_>) -> Result<ControlFlow<()>, EngineError> {
-        match choice.way {
-            Way::Windows => self.read_through_windows(tokens, on_event),
-            Way::Wide | Way::Loan | Way::Alias => self.read_in_blocks(tokens, choice.size(), choice.way, on_event, None),
-        }
-    }
-
-    /// Takes the memory for the prompt path, reads, and brings everything home, also where reading failed or was stopped.
-    fn read_in_blocks(
-        &mut self,
-        tokens: &[TokenId],
-        size: PromptSize,
-        way: Way,
-        on_event: &mut OnEvent<'_>,
-        logits: Option<&mut LogitsSink<'_>>,
-    ) -> Result<ControlFlow<()>, EngineError> {
-        let PlacedPrompt { layout, arena, spill, loan } = self.place_prompt(size, way)?;
-        self.spilled = layout.spill_bytes;
-        let read = self.read_blocks(tokens, &PromptPlace { layout, arena, spill, loan: loan.as_ref() }, on_event, logits);
-        self.note_free_memory();
-        if let Some(loan) = loan {
-            self.bring_home(Some(loan))?;
-        }
-        read
-    }
-
-    fn read_blocks(
-        &mut self,
-        tokens: &[TokenId],
-        place: &PromptPlace<'_>,
-        on_event: &mut OnEvent<'_>,
-        mut logits: Option<&mut LogitsSink<'_>>,
-    ) -> Result<ControlFlow<()>, EngineError> {
-        let forward = Forward { shape: &self.model.shape, weights: &self.model.weights, resident: self.resident, exact: self.plan.exact };
-        let mut reader = BlockReader::new(&mut self.prompt_path, forward, place.layout, place.arena, place.spill, &self.compute)?;
-        let n_layer = u64::from(self.model.shape.n_layer);
-        let total = tokens.len() as u64 * n_layer;
-        let mut rows_done = 0;
-        let blocks = levelled(tokens, place.layout.size.block);
-        let n_blocks = blocks.len();
-        for (index, tokens) in blocks.enumerate() {
-            let mut on_rows = |rows| on_event(Event::Reading { done: rows_done + rows, total });
-            let (position, first_row) = (self.timelines.active().len(), self.timelines.active().first_row());
-            let block = Block { tokens, position, first_row, more_follow: index + 1 < n_blocks };
-            let read = reader.read_block(block, &self.embedding, &self.scheduler, &mut self.experts, &mut on_rows);
-            // What made reading fail is told; a device that fails here, too, has nothing on its way any more.
-            let read = read.inspect_err(|_| drop(reader.finish()))?;
-            if read.is_break() {
-                reader.finish()?;
-                return Ok(ControlFlow::Break(()));
-            }
-            if let Some(sample) = reader.sample()? {
-                self.costs.note_block(&sample);
-            }
-            if let Some(sink) = logits.as_deref_mut() {
-                let head = self.scheduler.kept_head(place.loan, &self.compute)?;
-                let n_rows = u32::try_from(tokens.len()).expect("a block is bounded");
-                reader.block_logits(n_rows, &head, sink)?;
-            }
-            self.timelines.active_mut().extend_read(tokens);
-            rows_done += tokens.len() as u64 * n_layer;
-        }
-        reader.finish()?;
-        Ok(ControlFlow::Continue(()))
     }
 
     fn write(
@@ -499,42 +272,6 @@ impl<B: Backend> Engine<B> {
         outcome.prefill = first_token_at - started;
         outcome.decode = first_token_at.elapsed();
         Ok(())
-    }
-
-    /// Logits of every one of `tokens`, read into a fresh sequence, handed to `sink` row by row. The head is kept for this.
-    ///
-    /// # Errors
-    /// As [`Engine::generate`]; [`EngineError::NoLogitsRoom`] where even one token at a time does not fit.
-    pub fn logits(
-        &mut self,
-        tokens: &[TokenId],
-        on_event: &mut OnEvent<'_>,
-        sink: &mut LogitsSink<'_>,
-    ) -> Result<ControlFlow<()>, EngineError> {
-        let ctx_tokens = self.plan.ctx_tokens;
-        if tokens.is_empty() {
-            return Err(EngineError::EmptyPrompt);
-        }
-        if tokens.len() > ctx_tokens as usize {
-            return Err(EngineError::PromptTooLong { prompt_tokens: tokens.len(), ctx_tokens });
-        }
-        check_tokens(tokens, self.model.shape.n_vocab)?;
-        self.reset();
-        self.look_at_memory()?;
-        let chunk = self.logits_chunk(tokens.len())?;
-        let size = PromptSize { all_logits: true, ..PromptSize::chunk(chunk) };
-        self.read_in_blocks(tokens, size, Way::Loan, on_event, Some(sink))
-    }
-
-    /// The largest chunk that leaves room for logits while the head is kept.
-    fn logits_chunk(&self, n_tokens: usize) -> Result<u32, EngineError> {
-        let room = self.plan.kept_head_room();
-        let size = |chunk| PromptSize { all_logits: true, ..PromptSize::chunk(chunk) };
-        let limit = levelled_len(n_tokens, self.plan.kept_head_chunk.max(1));
-        match largest_fitting(limit, |chunk| self.prompt_layout(size(chunk), room).is_some()) {
-            0 => Err(EngineError::NoLogitsRoom { needed: self.prompt_bytes(size(1)), left: room.arena }),
-            chunk => Ok(chunk),
-        }
     }
 
     /// Slots that may be lent while the head is kept.

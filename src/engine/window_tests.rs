@@ -85,11 +85,11 @@ fn a_head_that_moved_and_cannot_be_captured_leaves_windows_that_are_right() {
     assert_eq!((moved.tokens, moved.recaptures), (first.tokens.clone(), 0));
     let notices = rig.engine.take_notices();
     assert!(notices.len() == 1 && notices[0].contains("in 8 of 8 graphs"), "{notices:?}");
-    // The next place is captured again.
+    // It is not tried, and not told of, every time.
     rig.device.faults().captures_fail = false;
     rig.move_slab();
     let back = rig.run();
-    assert_eq!((back.tokens, back.recaptures, rig.engine.take_notices().len()), (first.tokens, 8, 0));
+    assert_eq!((back.tokens, back.recaptures, rig.engine.take_notices().len()), (first.tokens, 0, 0));
 }
 
 #[test]

@@ -10,6 +10,10 @@
 //! The prompt buffers lie in lent slots, with the head's bytes beside them in alias mode, so both sums come to the same total and
 //! the reserve is kept in either phase. See `docs/memory-plan.md` for the rules with examples.
 
+#[path = "plan_search.rs"]
+mod plan_search;
+#[path = "prompt_memory.rs"]
+mod prompt_memory;
 #[path = "seed_sizing.rs"]
 mod seed_sizing;
 #[path = "slab_plan.rs"]
@@ -20,6 +24,8 @@ use std::sync::Arc;
 use serde::Serialize;
 
 pub use super::plan_error::{PlanError, WayOut};
+pub use prompt_memory::lendable_slots;
+use prompt_memory::{PromptChoice, slots_lent_at_most};
 pub use slab_plan::SlabPlan;
 pub(crate) use slab_plan::slot_terms;
 
@@ -31,8 +37,8 @@ use crate::model::layout::{PromptLayout, PromptRoom, PromptSize, WindowLayout};
 use crate::model::weights::DEVICE_ALIGN;
 use crate::model::{ModelShape, ModelWeights};
 use crate::phase::prompt_sizes::{SizeLimits, largest_fitting};
-use crate::settings::{Activations, CacheSizing, ContextSetting, EngineSettings, ExpertCache, HeadAliasMode, KvType, MEMORY_MIB_MAX};
-use crate::units::{Bytes, MIB};
+use crate::settings::{Activations, CacheSizing, EngineSettings, ExpertCache, HeadAliasMode, KvType};
+use crate::units::Bytes;
 
 /// Rows of the largest window where the budget allows it.
 pub const WINDOW_ROWS: u32 = WINDOW_ROWS_MAX;
@@ -306,95 +312,9 @@ impl Plan {
 }
 
 impl Planner<'_> {
-    fn plan(&self) -> Result<Plan, PlanError> {
-        match self.settings.ctx {
-            ContextSetting::Tokens(ctx_tokens) => self.with_context(ctx_tokens.max(1)),
-            ContextSetting::Auto => self.with_auto_context(),
-        }
-    }
-
     /// What stays free.
     fn reserve(&self) -> Bytes {
         self.asked_reserve.unwrap_or_else(|| RESERVE_MAX.min(Bytes(self.limit.0 / 16)))
-    }
-
-    /// The largest context that leaves a useful cache and chunk. Where none does, the largest with a useful cache; where none has
-    /// that, the one with the most slots; where even that cannot be had, the largest below the ladder.
-    fn with_auto_context(&self) -> Result<Plan, PlanError> {
-        let useful_slots = KEPT_SLOTS.min(self.shape.n_routed_experts().div_ceil(4));
-        // A model of a short context gets by with a shorter chunk.
-        let useful_chunk = USEFUL_CHUNK.min(self.shape.n_ctx_train.div_ceil(CONTEXT_LADDER_END / USEFUL_CHUNK));
-        let mut fallback: Option<Plan> = None;
-        for ctx_tokens in context_ladder(self.shape.n_ctx_train) {
-            let Ok(plan) = self.attempt(ctx_tokens) else { continue };
-            if plan.slots >= useful_slots && plan.chunk >= useful_chunk {
-                return Ok(plan);
-            }
-            if fallback.as_ref().is_none_or(|longer| longer.slots < useful_slots) {
-                fallback = Some(plan);
-            }
-        }
-        if let Some(plan) = fallback {
-            return Ok(plan);
-        }
-        let short = halved(self.shape.n_ctx_train.min(CONTEXT_LADDER_END));
-        let last = short.last().copied().expect("halving yields at least its start");
-        match short.into_iter().find_map(|ctx_tokens| self.attempt(ctx_tokens).ok()) {
-            Some(plan) => Ok(plan),
-            None => self.with_context(last),
-        }
-    }
-
-    /// As [`Planner::attempt`], saying what would help where it fails.
-    fn with_context(&self, ctx_tokens: u32) -> Result<Plan, PlanError> {
-        self.attempt(ctx_tokens).map_err(|shortage| {
-            let slots_fit = if let Shortage::Slots { fit, .. } = shortage { Some(fit) } else { None };
-            let way_out = self.way_out(ctx_tokens, slots_fit);
-            let reserve = self.reserve();
-            let budget = self.limit.saturating_sub(reserve);
-            match shortage {
-                Shortage::Reserve => PlanError::ReserveTooLarge { reserve, limit: self.limit, way_out },
-                Shortage::Resident { needed } => PlanError::ResidentTooLarge { needed, budget, reserve, ctx_tokens, way_out },
-                Shortage::Slots { asked, needed, left, .. } => PlanError::SlotsTooMany { asked, needed, left, way_out },
-                Shortage::PromptRoom { needed, left } => PlanError::NoPromptRoom { needed, left, way_out },
-                Shortage::SeedChunk { chunk, needed, left } => PlanError::NoSeedChunk { chunk, needed, left, way_out },
-            }
-        })
-    }
-
-    /// Tries one setting after another. More memory, less context and a smaller reserve never turn a plan into none.
-    fn way_out(&self, ctx_tokens: u32, slots_fit: Option<u32>) -> WayOut {
-        let ok = |planner: Self, ctx_tokens: u32| planner.attempt(ctx_tokens).is_ok();
-        // A device as large as the setting is a simulated one, whose size the setting is.
-        let device_mib = if self.device.total == self.settings.vram {
-            u32::try_from(MEMORY_MIB_MAX).unwrap_or(u32::MAX)
-        } else {
-            let device = self.device.total.saturating_sub(self.device.used_by_others);
-            let most = self.device.os_budget.map_or(device, |os_budget| os_budget.min(device));
-            u32::try_from(most.0 / MIB).unwrap_or(u32::MAX)
-        };
-        let vram_ok = |mib: u32| ok(Self { limit: Bytes::mib(mib.into()), ..*self }, ctx_tokens);
-        let vram_mib = vram_ok(device_mib).then(|| u64::from(largest_fitting(device_mib, |mib| !vram_ok(mib))) + 1);
-        let asked = if let ExpertCache::Slots(asked) = self.expert_cache { Some(asked) } else { None };
-        let slots_ok = |slots| ok(Self { expert_cache: ExpertCache::Slots(slots), ..*self }, ctx_tokens);
-        // As many as fit can be lent from, or own buffers must fit beside them: then fewer are better.
-        let slots = asked.and_then(|asked| {
-            let most = slots_fit.unwrap_or(asked.saturating_sub(1));
-            if most > 0 && slots_ok(most) { Some(most) } else { Some(largest_fitting(most, slots_ok)).filter(|&slots| slots > 0) }
-        });
-        let reserve_ok = |mib: u32| ok(Self { asked_reserve: Some(Bytes::mib(mib.into())), ..*self }, ctx_tokens);
-        let reserve_mib = self.asked_reserve.filter(|_| reserve_ok(0)).map(|reserve| {
-            let limit = u32::try_from(reserve.0 / MIB).unwrap_or(u32::MAX);
-            u64::from(largest_fitting(limit, reserve_ok))
-        });
-        let shorter = largest_fitting(ctx_tokens - 1, |shorter| ok(*self, shorter));
-        WayOut {
-            vram_mib,
-            ctx_tokens: (shorter >= CONTEXT_ADVISED_MIN).then_some(shorter),
-            kv_q8_0: self.kv_format != KvFormat::Q8_0 && ok(Self { kv_format: KvFormat::Q8_0, ..*self }, ctx_tokens),
-            slots,
-            reserve_mib,
-        }
     }
 
     /// Plans with the largest windows that are worth their memory. Where only smaller ones fit beside what was asked for, those are
@@ -594,72 +514,6 @@ impl Planner<'_> {
         }
     }
 
-    /// Decides where prompt buffers lie while the head is kept, taking slots back where nothing can be lent.
-    fn prompt(&self, room: Bytes, slots: u32, ctx_tokens: u32, alias_arena: Bytes) -> PromptChoice {
-        let spare = room.saturating_sub(self.table.total(slots));
-        let slots_max = lendable_slots(slots, self.shape.n_routed_experts());
-        let loan_chunk = self.largest_chunk(PromptRoom::single(self.table.last(slots_max, slots)), ctx_tokens);
-        let owned_chunk = self.largest_chunk(PromptRoom::single(spare), ctx_tokens);
-        // What nobody else can use may hold the longest block, too.
-        let owned_bytes = |chunk| {
-            let longest = self.largest_block(PromptRoom::single(spare), ctx_tokens).map_or(Bytes::ZERO, |size| self.size_bytes(size));
-            self.prompt_bytes(chunk).max(longest)
-        };
-        let wanted = LOAN_CHUNK_MIN.min(self.chunk_limit(ctx_tokens));
-        let choice = |memory, kept_head_chunk, slots_now, decided_by| PromptChoice {
-            memory,
-            kept_head_chunk,
-            slots: slots_now,
-            slots_before: slots,
-            decided_by,
-        };
-        if owned_chunk >= wanted.max(loan_chunk) {
-            let memory = PromptMemory::Owned { bytes: owned_bytes(owned_chunk) };
-            return choice(memory, owned_chunk, slots, "VRAM beyond the slots is free: prompt buffers are owned");
-        }
-        if loan_chunk >= wanted {
-            return choice(PromptMemory::Loan { slots_max }, loan_chunk, slots, "the coldest slots are lent");
-        }
-        if self.largest_chunk(PromptRoom::single(alias_arena), ctx_tokens) >= wanted {
-            return choice(PromptMemory::None, 0, slots, "too few slots to lend: prompts are read with the head lent");
-        }
-        if self.expert_cache != ExpertCache::Auto {
-            // A number of slots that was asked for is kept, so prompts take of them what they must.
-            let slots_max = slots_lent_at_most(slots);
-            let chunk = self.largest_chunk(PromptRoom::single(self.table.last(slots_max, slots)), ctx_tokens);
-            return if owned_chunk >= chunk.max(1) {
-                let memory = PromptMemory::Owned { bytes: owned_bytes(owned_chunk) };
-                choice(memory, owned_chunk, slots, "VRAM beyond the slots is free: prompt buffers are owned")
-            } else if chunk > 0 {
-                choice(PromptMemory::Loan { slots_max }, chunk, slots, "--expert-cache is small: up to nine slots in ten are lent")
-            } else {
-                choice(PromptMemory::None, 0, slots, "no room for prompt buffers while the head is kept")
-            };
-        }
-        self.shared_with_owned(room, slots, ctx_tokens)
-    }
-
-    /// Owned prompt buffers in about half of what `slots` would take; what they leave goes to slots again.
-    fn shared_with_owned(&self, room: Bytes, slots: u32, ctx_tokens: u32) -> PromptChoice {
-        let slots_in = |bytes: Bytes| self.table.fitting(bytes).min(slots);
-        let wanted = LOAN_CHUNK_MIN.min(self.chunk_limit(ctx_tokens));
-        let fewer = (slots / 2).min(slots_in(room.saturating_sub(self.prompt_bytes(wanted)))).max(1);
-        let chunk = self.largest_chunk(PromptRoom::single(room.saturating_sub(self.table.total(fewer))), ctx_tokens);
-        let choice = |memory, slots_now, decided_by| PromptChoice {
-            memory,
-            kept_head_chunk: chunk,
-            slots: slots_now,
-            slots_before: slots,
-            decided_by,
-        };
-        if chunk == 0 {
-            return choice(PromptMemory::None, slots, "no room for prompt buffers while the head is kept");
-        }
-        let bytes = self.prompt_bytes(chunk);
-        let slots_now = slots_in(room.saturating_sub(bytes)).max(1);
-        choice(PromptMemory::Owned { bytes }, slots_now, "too few slots to lend: prompt buffers are owned")
-    }
-
     fn chunk_limit(&self, ctx_tokens: u32) -> u32 {
         SizeLimits::new(self.settings, ctx_tokens).chunk_max
     }
@@ -685,40 +539,4 @@ impl Planner<'_> {
     fn largest_block(&self, room: PromptRoom, ctx_tokens: u32) -> Option<PromptSize> {
         SizeLimits::new(self.settings, ctx_tokens).largest_block(self.fits(room))
     }
-}
-
-/// Where prompt buffers lie while the head is kept.
-struct PromptChoice {
-    memory: PromptMemory,
-    kept_head_chunk: u32,
-    slots: u32,
-    slots_before: u32,
-    decided_by: &'static str,
-}
-
-/// Slots that a loan with the head kept may take: at most 90 %, keeping 128 or a quarter of the model's experts.
-#[must_use]
-pub fn lendable_slots(slots: u32, n_routed_experts: u32) -> u32 {
-    let keep = KEPT_SLOTS.min(n_routed_experts.div_ceil(4));
-    slots_lent_at_most(slots).min(slots.saturating_sub(keep))
-}
-
-/// 90 % of the slots, and never all of them.
-fn slots_lent_at_most(slots: u32) -> u32 {
-    let share = u64::from(slots) * LENT_SHARE_PERCENT / 100;
-    u32::try_from(share).unwrap_or(slots).min(slots.saturating_sub(1))
-}
-
-/// Contexts to try, longest first: 131,072 down to 8,192 within the model's own; a model with less starts at its own and halves
-/// down to 512.
-fn context_ladder(n_ctx_train: u32) -> Vec<u32> {
-    if n_ctx_train < CONTEXT_LADDER_END {
-        return halved(n_ctx_train);
-    }
-    [131_072, 65_536, 32_768, 16_384, CONTEXT_LADDER_END].into_iter().filter(|&tokens| tokens <= n_ctx_train).collect()
-}
-
-/// `tokens`, half of it, and so on down to 512.
-fn halved(tokens: u32) -> Vec<u32> {
-    std::iter::successors(Some(tokens), |&tokens| (tokens / 2 >= 512).then_some(tokens / 2)).collect()
 }
