@@ -103,7 +103,6 @@ fn a_profile_that_cannot_be_used_costs_a_line_and_is_replaced() {
         ("it is empty", Vec::new(), "it has 0 bytes"),
         ("it is another model's", fs::read(&other.0).expect("written"), "learned with another model"),
         ("it is of another version", newer, "version 99"),
-        ("it is something else", vec![b'x'; 10_000], "no expert profile"),
     ] {
         let file = TempFile::new(".heat");
         fs::write(&file.0, bytes).expect("the temporary folder can be written");

@@ -290,6 +290,15 @@ fn a_30b_model_on_8_gib_has_the_sizes_that_its_shape_says() {
     // 8,192 less reserve, dense weights, head, and 3,072 of KV; decode buffers and graphs take about one.
     let expected = (8192.0 - 256.0 - 966.0 - 204.0 - 3072.0 - 1.3) / 1.723;
     assert!((f64::from(plan.slots) / expected - 1.0).abs() < 0.01, "{} and {expected}", plan.slots);
+    assert_eq!(plan.longer_context, None, "the model's own context is not much longer");
+    // The step after 16,384 tokens takes 1,536 MiB from the slots.
+    let small = self::plan(large, &vram(4700)).expect("fits");
+    let longer = small.longer_context.expect("the ladder goes on");
+    assert_eq!((small.ctx_tokens, longer.ctx_tokens), (16_384, 32_768), "{small}");
+    assert_eq!(longer.slots.is_some(), self::plan(large, &EngineSettings { ctx: ContextSetting::Tokens(32_768), ..vram(4700) }).is_ok());
+    let slots_q8_0 = longer.slots_q8_0.expect("half as much fits");
+    assert!(slots_q8_0 < small.slots && longer.slots.is_none_or(|slots| slots < slots_q8_0), "{longer:?}");
+    assert!(small.to_string().contains("  context 32768 tokens ") && small.to_string().contains("with --kv q8_0 "), "{small}");
     let q8_0 = self::plan(large, &EngineSettings { kv: KvType::Q8_0, ..vram(8192) }).expect("fits");
     assert!(near(q8_0.kv_bytes, 3072.0 * 34.0 / 64.0), "{}", q8_0.kv_bytes);
 }

@@ -27,6 +27,7 @@ fn plan(kept: u64, lent: u64) -> Plan {
         budget_bytes: Bytes::mib(240),
         ctx_tokens: 32_768,
         kv_format: KvFormat::F16,
+        longer_context: None,
         exact: false,
         dense_bytes: Bytes::mib(10),
         kv_bytes: Bytes::mib(10),

@@ -47,7 +47,7 @@ pub enum ProfileError {
         wanted: usize,
     },
     /// It begins with something else.
-    #[error("it is no expert profile")]
+    #[error("it is no expert profile, so it is neither read nor overwritten")]
     NoProfile,
     /// Written by another version.
     #[error("its format has version {found}, this program reads version {PROFILE_VERSION}")]
@@ -183,12 +183,16 @@ impl ProfileFile {
     /// Writes the uses of each expert, layer by layer. Whoever reads meanwhile finds the old file or the new one.
     ///
     /// # Errors
-    /// [`ProfileError::NotAFile`] where the path names something that must not be replaced; the system's. The old file stays then.
+    /// [`ProfileError::NotAFile`] and [`ProfileError::NoProfile`] where the path names something that must not be replaced, such as a
+    /// model; the system's. The old file stays then.
     pub fn save(&self, uses: &[f32]) -> Result<(), ProfileError> {
         // Through a link, so that the file is replaced and not the link.
         let target = fs::canonicalize(&self.path).unwrap_or_else(|_| self.path.clone());
         if fs::metadata(&target).is_ok_and(|metadata| !metadata.is_file()) {
             return Err(ProfileError::NotAFile);
+        }
+        if !may_be_replaced(&target)? {
+            return Err(ProfileError::NoProfile);
         }
         let name = target.file_name().ok_or(ProfileError::NotAFile)?;
         let mut temporary_name = std::ffi::OsString::from(".");
@@ -206,6 +210,17 @@ impl ProfileFile {
         let _ = File::open(folder).and_then(|folder| folder.sync_all());
         Ok(())
     }
+}
+
+/// Whether a file is absent, empty, or a profile, sound or not: anything else somebody needs.
+fn may_be_replaced(path: &Path) -> io::Result<bool> {
+    let mut start = Vec::new();
+    match File::open(path) {
+        Ok(file) => file.take(MAGIC.len() as u64).read_to_end(&mut start)?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
+        Err(error) => return Err(error),
+    };
+    Ok(MAGIC.starts_with(&start))
 }
 
 fn write_new(path: &Path, bytes: &[u8]) -> io::Result<()> {
@@ -309,6 +324,21 @@ mod tests {
     }
 
     #[test]
+    fn a_file_that_is_something_else_is_never_overwritten() {
+        let folder = Folder::new("something-else");
+        let profile = folder.profile();
+        let model = b"GGUF and twelve gigabytes of weights";
+        fs::write(profile.path(), model).expect("a scratch file");
+        assert!(matches!(profile.load(), Err(ProfileError::Length { .. } | ProfileError::NoProfile)));
+        assert!(matches!(profile.save(&USES), Err(ProfileError::NoProfile)));
+        assert_eq!(fs::read(profile.path()).expect("it is there"), model);
+        // A profile that was cut is ours to replace.
+        fs::write(profile.path(), &MAGIC[..5]).expect("a scratch file");
+        profile.save(&USES).expect("saved");
+        assert!(profile.load().expect("sound").is_some());
+    }
+
+    #[test]
     fn each_fault_is_told_apart() {
         let profile = Folder::new("faults").profile();
         let told = |change: &dyn Fn(&mut Vec<u8>)| {
@@ -318,7 +348,7 @@ mod tests {
         };
         assert_eq!(told(&|bytes| bytes.clear()), "it has 0 bytes instead of 68");
         assert_eq!(told(&|bytes| bytes.truncate(67)), "it has 67 bytes instead of 68");
-        assert_eq!(told(&|bytes| bytes[0] = b'G'), "it is no expert profile");
+        assert_eq!(told(&|bytes| bytes[0] = b'G'), "it is no expert profile, so it is neither read nor overwritten");
         assert_eq!(told(&|bytes| bytes[8] = 2), "its format has version 2, this program reads version 1");
         assert_eq!(told(&|bytes| bytes[30] ^= 1), "it was learned with another model");
         assert_eq!(told(&|bytes| bytes[40] ^= 1), "it is damaged: its checksum does not fit");
@@ -347,7 +377,7 @@ mod tests {
     fn a_link_stays_a_link_to_the_new_profile() {
         let folder = Folder::new("link");
         let (profile, real) = (folder.profile(), folder.0.join("real"));
-        fs::write(&real, "old").expect("a file");
+        fs::write(&real, MAGIC).expect("the beginning of a profile");
         std::os::unix::fs::symlink(&real, &profile.path).expect("a link");
         profile.save(&USES).expect("written through the link");
         assert!(fs::symlink_metadata(&profile.path).expect("there").file_type().is_symlink());

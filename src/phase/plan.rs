@@ -78,6 +78,17 @@ pub struct DeviceBudget {
     pub borrow_spill: bool,
 }
 
+/// What the next longer context of the ladder would leave, beside one that was chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LongerContext {
+    /// Its tokens.
+    pub ctx_tokens: u32,
+    /// Slots that it would leave; `None` where it does not fit.
+    pub slots: Option<u32>,
+    /// The same with KV in q8_0, where that is not chosen already.
+    pub slots_q8_0: Option<u32>,
+}
+
 /// Where the prompt buffers lie when the head is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PromptMemory {
@@ -136,6 +147,8 @@ pub struct Plan {
     pub ctx_tokens: u32,
     /// Type of the KV cache.
     pub kv_format: KvFormat,
+    /// What more context would cost, where the context was chosen and is not the model's own.
+    pub longer_context: Option<LongerContext>,
     /// Activations stay floats.
     pub exact: bool,
     /// Dense weights.
@@ -392,6 +405,7 @@ impl Planner<'_> {
             budget_bytes: budget,
             ctx_tokens,
             kv_format: self.kv_format,
+            longer_context: None,
             exact: self.exact,
             dense_bytes: self.weights.dense_bytes,
             kv_bytes: resident.kv,

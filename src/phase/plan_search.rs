@@ -1,6 +1,6 @@
 //! Which context is planned for, and what would help where no plan can be made.
 
-use super::{CONTEXT_ADVISED_MIN, CONTEXT_LADDER_END, KEPT_SLOTS, Plan, PlanError, Planner, Shortage, USEFUL_CHUNK, WayOut};
+use super::{CONTEXT_ADVISED_MIN, CONTEXT_LADDER_END, KEPT_SLOTS, LongerContext, Plan, PlanError, Planner, Shortage, USEFUL_CHUNK, WayOut};
 use crate::backend::op::KvFormat;
 use crate::phase::prompt_sizes::largest_fitting;
 use crate::settings::{ContextSetting, ExpertCache, MEMORY_MIB_MAX};
@@ -10,7 +10,10 @@ impl Planner<'_> {
     pub(super) fn plan(&self) -> Result<Plan, PlanError> {
         match self.settings.ctx {
             ContextSetting::Tokens(ctx_tokens) => self.with_context(ctx_tokens.max(1)),
-            ContextSetting::Auto => self.with_auto_context(),
+            ContextSetting::Auto => {
+                let plan = self.with_auto_context()?;
+                Ok(Plan { longer_context: self.longer_context(plan.ctx_tokens), ..plan })
+            }
         }
     }
 
@@ -39,6 +42,18 @@ impl Planner<'_> {
             Some(plan) => Ok(plan),
             None => self.with_context(last),
         }
+    }
+
+    /// What the context after `ctx_tokens` on the ladder would leave.
+    fn longer_context(&self, ctx_tokens: u32) -> Option<LongerContext> {
+        let ctx_tokens = context_ladder(self.shape.n_ctx_train).into_iter().rev().find(|&longer| longer > ctx_tokens)?;
+        let slots = |planner: Self| planner.attempt(ctx_tokens).ok().map(|plan| plan.slots);
+        let q8_0 = Self { kv_format: KvFormat::Q8_0, ..*self };
+        Some(LongerContext {
+            ctx_tokens,
+            slots: slots(*self),
+            slots_q8_0: if self.kv_format == KvFormat::Q8_0 { None } else { slots(q8_0) },
+        })
     }
 
     /// As [`Planner::attempt`], saying what would help where it fails.

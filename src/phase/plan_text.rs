@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::plan::{PhaseBytes, Plan, PromptMemory, slot_terms};
+use super::plan::{LongerContext, PhaseBytes, Plan, PromptMemory, slot_terms};
 use crate::settings::{CacheSizing, HeadAliasMode};
 
 fn write_phase(f: &mut fmt::Formatter<'_>, name: &str, phase: &PhaseBytes) -> fmt::Result {
@@ -17,6 +17,11 @@ impl fmt::Display for Plan {
             "memory plan: {} of {} ({}) after a reserve of {}; context {} tokens, KV {:?}",
             self.budget_bytes, self.limit_bytes, self.limit_decided_by, self.reserve_bytes, self.ctx_tokens, self.kv_format
         )?;
+        if let Some(LongerContext { ctx_tokens, slots, slots_q8_0 }) = self.longer_context {
+            let left = |slots: Option<u32>| slots.map_or_else(|| "does not fit".to_owned(), |slots| format!("would leave {slots} slots"));
+            write!(f, "  context {ctx_tokens} tokens {}", left(slots))?;
+            writeln!(f, "{}", slots_q8_0.map_or_else(String::new, |slots| format!(", with --kv q8_0 {slots}")))?;
+        }
         write_phase(f, "decode", &self.decode)?;
         write_phase(f, "prefill", &self.prefill)?;
         let classes = self.slot_table.classes(self.slots).filter(|&(_, count)| count > 0);

@@ -83,6 +83,7 @@ impl Planner<'_> {
             budget_bytes: budget,
             ctx_tokens,
             kv_format: self.kv_format,
+            longer_context: None,
             exact: self.exact,
             dense_bytes: self.weights.dense_bytes,
             kv_bytes: resident.kv,

@@ -217,3 +217,16 @@ fn a_sound_file_passes_within_the_same_memory() {
     let model = synthetic_file(MICRO);
     bounded(&format!("run -m {} --tokens 1,2,3 -n 2 --ctx 64 --vram-mib 64", model.0.display())).ends_with(0);
 }
+
+#[test]
+fn a_model_is_never_overwritten_by_what_is_written_about_it() {
+    let model = synthetic_file("--shape micro --seed 4 --type Q4_K --head-type Q6_K");
+    let before = std::fs::read(&model.0).expect("the model is there");
+    let path = model.0.display();
+    ebbtide(&format!("run -m {path} --tokens 1,2,3 -n 1 --window-hashes {path}")).refused(2, &["--window-hashes", "is the model itself"]);
+    ebbtide(&format!("logits -m {path} --tokens 1,2,3 -o {path}")).refused(2, &["-o", "is the model itself"]);
+    ebbtide(&format!("bench -m {path} --prompts 16 --html {path}")).refused(2, &["--html", "is the model itself"]);
+    let learned = ebbtide(&format!("run -m {path} --tokens 1,2,3 -n 1 --expert-profile {path}")).ends_with(0);
+    assert!(learned.stderr.contains("neither read nor overwritten"), "{}", learned.stderr);
+    assert_eq!(std::fs::read(&model.0).expect("it is still there"), before);
+}

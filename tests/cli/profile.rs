@@ -53,7 +53,7 @@ fn a_profile_that_is_damaged_or_anothers_is_ignored_with_one_line() {
         (&flipped[..], "learned with another model"),
         (&foreign[..foreign.len() - 1], "learned with another model"),
         (&[], "it has 0 bytes"),
-        (b"GGUF and more", "bytes instead of"),
+        (b"EBBHEAT", "bytes instead of"),
     ] {
         fs::write(&profile.0, bytes).expect("the temporary folder can be written");
         let told = run(&model).stderr;

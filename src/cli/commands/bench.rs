@@ -39,6 +39,9 @@ pub fn bench<B: Backend>(bench: &BenchConfig, config: &Config, open: Opener<B>) 
     };
     let sweep = Sweep { material, ..bench.sweep.clone() };
     sweep.contexts.iter().for_each(|&ctx| session::warn_of_long_context(&model, ctx));
+    if let Some(html) = &bench.html {
+        session::refuse_to_overwrite("--html", html, &model)?;
+    }
     let page = PageFile::create(bench.html.as_deref())?;
     let about = About::new(&model, &sweep.base);
     let mut teller = Teller::new(config.verbose);

@@ -21,6 +21,7 @@ pub fn logits<B: Backend>(logits: &LogitsConfig, config: &Config, open: Opener<B
     let model = session::open_model(&logits.model)?;
     let prompt = tokens::read(&logits.tokens)?;
     // Before the start, which may take minutes: a file that cannot be written should be told at once.
+    session::refuse_to_overwrite("-o", &logits.output, &model)?;
     let mut writer = NpyWriter::create(&logits.output, (prompt.len(), model.shape.n_vocab as usize))?;
     let mut engine = session::start(&model, &logits.engine, config, open)?;
     let mut progress = None;

@@ -77,7 +77,7 @@ pub fn start<B: Backend>(
 ) -> Result<Engine<B>, CommandError> {
     warn_of_long_context(model, settings.ctx);
     // Before the start, which may take minutes.
-    let hashes = settings.window_hashes.as_deref().map(create_hashes).transpose()?;
+    let hashes = settings.window_hashes.as_deref().map(|path| create_hashes(path, model)).transpose()?;
     let backend = open(settings).map_err(EngineError::from)?;
     let mut progress = None;
     let mut engine = Engine::start(backend, Arc::clone(model), settings, &mut |done, total| {
@@ -109,9 +109,23 @@ pub fn warn_of_long_context(model: &Model, ctx: ContextSetting) {
     }
 }
 
-fn create_hashes(path: &Path) -> Result<File, CommandError> {
+fn create_hashes(path: &Path, model: &Model) -> Result<File, CommandError> {
+    refuse_to_overwrite("--window-hashes", path, model)?;
     let refused = |error| anyhow::anyhow!("--window-hashes: cannot write {}: {error}. Name a file that can be written", path.display());
     File::create(path).map_err(|error| CommandError::new(ExitStatus::Usage, refused(error)))
+}
+
+/// Refuses to write to a file that the model is read from.
+///
+/// # Errors
+/// Exit code 2.
+pub fn refuse_to_overwrite(flag: &str, path: &Path, model: &Model) -> Result<(), CommandError> {
+    let Ok(target) = path.canonicalize() else { return Ok(()) };
+    if model.file.paths().iter().any(|source| source.canonicalize().is_ok_and(|source| source == target)) {
+        let refused = anyhow::anyhow!("{flag}: {} is the model itself. Name another file", path.display());
+        return Err(CommandError::new(ExitStatus::Usage, refused));
+    }
+    Ok(())
 }
 
 /// Prints what the engine has to say.
