@@ -9,7 +9,7 @@ use common::engine::TempFile;
 use common::rewrite::QWEN3_30B_A3B;
 use ebbtide::model::{Model, ModelWeights};
 use ebbtide::phase::{DeviceBudget, Plan, PlanError, PromptMemory};
-use ebbtide::settings::{CacheSizing, ChunkSetting, ContextSetting, EngineSettings, HeadAliasMode};
+use ebbtide::settings::{BlockSetting, CacheSizing, ChunkSetting, ContextSetting, EngineSettings, ExpertCache, HeadAliasMode};
 use ebbtide::units::Bytes;
 
 /// The document's reserve and head: Q5_K, 2,560 wide, 248,320 tokens.
@@ -179,5 +179,22 @@ fn the_terms_that_are_printed_add_up_to_the_byte() {
                 assert!(made.slots_decided_by != "the budget" || over < slot, "another slot would fit: {made}");
             }
         }
+    }
+}
+
+#[test]
+fn a_chunk_is_as_long_as_context_and_settings_allow_where_that_is_less_than_the_ladder() {
+    let device = card(Bytes::mib(172));
+    let seed = settings(CacheSizing::Seed, HeadAliasMode::Realloc);
+    let block = |tokens| EngineSettings { block: BlockSetting::Tokens(tokens), ..seed.clone() };
+    assert_eq!(plan(device, &block(8)).expect("fits").alias_chunk, 8);
+    let short = EngineSettings { ctx: ContextSetting::Tokens(300), ..seed.clone() };
+    assert_eq!(plan(device, &short).expect("fits").alias_chunk, 300);
+    // Overlaid, buffers lie in slots and head alone, so what else is free does not count.
+    let few = EngineSettings { expert_cache: ExpertCache::Slots(3), ..settings(CacheSizing::Seed, HeadAliasMode::Overlay) };
+    if let Err(error) = plan(device, &few) {
+        let told = error.to_string();
+        assert!(told.contains("--head-alias-mode realloc") && !told.contains("no setting helps"), "{told}");
+        assert!(matches!(error, PlanError::NoSeedChunk { needed, left, .. } if left < needed), "{told}");
     }
 }

@@ -21,6 +21,14 @@ pub struct WayOut {
     pub reserve_mib: Option<u64>,
 }
 
+impl WayOut {
+    /// True where no setting helps.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
 impl fmt::Display for WayOut {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ways: Vec<String> = [
@@ -84,8 +92,9 @@ pub enum PlanError {
     },
     /// The founding document's sizing reads in chunks of its ladder only, and none fits.
     #[error(
-        "--cache-sizing seed: a chunk of {chunk} tokens needs {needed}, {left} are left of the slots and what is free, with 512 MiB to spare: \
-         use --cache-sizing exact, or {way_out}"
+        "--cache-sizing seed: a chunk of {chunk} tokens needs {needed}, {left} can be had of the slots and what is free, with 512 MiB to spare: \
+         use --cache-sizing exact, more slots, or --head-alias-mode realloc{}",
+        if way_out.is_empty() { String::new() } else { format!(", or {way_out}") }
     )]
     NoSeedChunk {
         /// The smallest chunk that was tried.

@@ -3,7 +3,8 @@
 //!
 //! ```text
 //! slots : as many as fit limit - reserve - dense weights - KV cache - decode buffers, and the device with head and graphs beside them
-//! chunk : the largest of 2,048, 1,536, 1,024 and 512 whose buffers fit all slots but one and what is free then, with 512 MiB to spare
+//! chunk : the largest of 2,048, 1,536, 1,024 and 512 whose buffers fit all slots but one and what is free then, with 512 MiB to spare;
+//!         where context or settings allow fewer than 512, as many as they allow
 //! ```
 //! Prompts are read with the head lent, whatever their length. Spare and ladder are the document's constants: a device on which no chunk
 //! of the ladder fits is refused, and `--cache-sizing exact` does better there.
@@ -51,12 +52,16 @@ impl Planner<'_> {
             self.prompt_bytes(chunk) <= most && PromptLayout::new(self.shape, self.weights, self.exact, size, room).is_some()
         };
         let limit = self.chunk_limit(ctx_tokens);
+        let smallest_step = LADDER[LADDER.len() - 1];
         let chunk = match self.settings.chunk {
             ChunkSetting::Tokens(_) => Some(limit).filter(|&chunk| fits(chunk)),
+            ChunkSetting::Auto { .. } if limit < smallest_step => Some(limit).filter(|&chunk| fits(chunk)),
             ChunkSetting::Auto { .. } => LADDER.into_iter().find(|&chunk| chunk <= limit && fits(chunk)),
         };
-        let smallest = if let ChunkSetting::Tokens(_) = self.settings.chunk { limit } else { LADDER[LADDER.len() - 1] };
-        let chunk = chunk.ok_or_else(|| Shortage::SeedChunk { chunk: smallest, needed: self.prompt_bytes(smallest), left: most })?;
+        let smallest = if let ChunkSetting::Tokens(_) = self.settings.chunk { limit } else { limit.min(smallest_step) };
+        // What is free beside the slab is of use only where the buffers may continue there.
+        let left = most.min(room.arena + room.spill);
+        let chunk = chunk.ok_or_else(|| Shortage::SeedChunk { chunk: smallest, needed: self.prompt_bytes(smallest), left })?;
         let size = PromptSize::chunk(chunk);
         let common = vec![
             ("dense weights", self.weights.dense_bytes),

@@ -138,7 +138,8 @@ fn prompts_can_be_of_a_text_and_tokens_that_are_none_are_refused() {
     // The held-out tokens are of a larger vocabulary.
     ebbtide(&format!("{line} --tokens {HELD}")).refused(2, &["outside the vocabulary of 512"]);
     ebbtide(&format!("{line} --text no/such.txt")).refused(3, &["no/such.txt"]);
-    ebbtide(&format!("{line} --html no/such/folder/page.html")).refused(1, &["no/such/folder/page.html", "cannot write the page"]);
+    ebbtide(&format!("{line} --html no/such/folder/page.html"))
+        .refused(2, &["--html: cannot write no/such/folder/page.html", "Name a file"]);
     ebbtide(&format!("{line} --slots 4,4")).refused(2, &["--slots 4,4", "`4` stands there twice"]);
     ebbtide(&format!("{line} --contexts 128")).refused(2, &["--contexts 128 with --ctx 512"]);
 }

@@ -125,6 +125,12 @@ pub enum LineFault {
         /// The largest.
         most: u64,
     },
+    /// A field stands twice: one of them would be lost.
+    #[error("the field `{field}` stands twice")]
+    Twice {
+        /// Its name, cut.
+        field: String,
+    },
     /// One of `messages` is none.
     #[error("the field `messages`: entry {position} has no `role` that is a text")]
     Message {
@@ -235,6 +241,12 @@ fn request(text: &[u8], line: usize) -> Result<Recorded, LineFault> {
     if let Some((field, _)) = entries.iter().find(|(field, _)| !FIELDS.contains(&field.as_str())) {
         return Err(LineFault::UnknownField { field: cut(field) });
     }
+    // The parser keeps the last of two.
+    let Names(mut names) = serde_json::from_slice(text).map_err(|error| not_json(&error))?;
+    names.sort_unstable();
+    if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
+        return Err(LineFault::Twice { field: cut(&pair[0]) });
+    }
     let mut prompts = PROMPT_FIELDS.into_iter().filter_map(|field| Some((field, value.get(field)?)));
     let (field, prompt) = prompts.next().ok_or(LineFault::NoPrompt)?;
     if let Some((second, _)) = prompts.next() {
@@ -249,6 +261,31 @@ fn request(text: &[u8], line: usize) -> Result<Recorded, LineFault> {
         _ => RecordedPrompt::Messages(messages(prompt)?),
     };
     Ok(Recorded { line, id: name(&value, "id")?, tag: name(&value, "tag")?, prompt, output_tokens: output_tokens(&value)? })
+}
+
+/// The names of an object's fields, in order, each as often as it stands there.
+struct Names(Vec<String>);
+
+impl<'de> serde::Deserialize<'de> for Names {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Fields;
+        impl<'de> serde::de::Visitor<'de> for Fields {
+            type Value = Names;
+
+            fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: serde::de::MapAccess<'de>>(self, mut map: A) -> Result<Names, A::Error> {
+                let mut names = Vec::new();
+                while let Some((name, serde::de::IgnoredAny)) = map.next_entry()? {
+                    names.push(name);
+                }
+                Ok(Names(names))
+            }
+        }
+        deserializer.deserialize_map(Fields)
+    }
 }
 
 /// The parser's words without the place, which it counts in a text of one line.
@@ -398,6 +435,7 @@ mod tests {
             ("{\"prompt\": \"x\", \"output_tokens\": 1, \"max_tokens\": 2}", "unknown field `max_tokens`; the fields are id"),
             ("{\"output_tokens\": 1}", "no prompt: give one of prompt_tokens, prompt, messages"),
             ("{\"prompt\": \"x\", \"messages\": [], \"output_tokens\": 1}", "`prompt` with `messages`: both say what to read"),
+            ("{\"prompt\": \"x\", \"prompt\": \"y\", \"output_tokens\": 1}", "the field `prompt` stands twice"),
             ("{\"prompt\": \"x\"}", "the field `output_tokens` is missing"),
             ("{\"prompt\": \"x\", \"output_tokens\": 0}", "the field `output_tokens` is not a whole number from 1 to "),
             ("{\"prompt\": \"x\", \"output_tokens\": 1.5}", "the field `output_tokens` is not a whole number"),

@@ -21,10 +21,13 @@ impl PageFile {
     /// Opens the file before anything is measured: that it cannot be written should not be told hours later.
     ///
     /// # Errors
-    /// Exit code 1, naming the file.
+    /// Exit code 2, naming the file.
     pub fn create(target: Option<&Path>) -> Result<Option<Self>, CommandError> {
         let Some(target) = target else { return Ok(None) };
-        let (file, part) = part_file::open(target).map_err(|error| failed(target, error))?;
+        let (file, part) = part_file::open(target).map_err(|error| {
+            let refused = anyhow::anyhow!("--html: cannot write {}: {error}. Name a file that can be written", target.display());
+            CommandError::new(ExitStatus::Usage, refused)
+        })?;
         Ok(Some(Self { target: target.to_owned(), file, part }))
     }
 
