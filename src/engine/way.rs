@@ -263,7 +263,11 @@ impl Predictor<'_> {
         let window_s = |rows: usize| match self.costs.window_s(rows, |from, to| missed(to) - missed(from)) {
             Some(seconds) => seconds,
             // A few rows are at least as much work as they are in a chunk.
-            None => self.costs.link_s(missed(rows)) + n_layer * self.costs.linear_s(1.0, rows as f64),
+            None => {
+                let n_experts = self.touched(rows as f64) * f64::from(self.model.n_expert);
+                let experts_s = self.costs.experts_s(n_experts, rows as f64 * f64::from(self.model.n_expert_used));
+                self.costs.link_s(missed(rows)) + n_layer * (self.costs.linear_s(1.0, rows as f64) + experts_s)
+            }
         };
         let (full, rest) = (tokens / most, tokens % most);
         let seconds = full as f64 * window_s(most) + if rest > 0 { window_s(rest) } else { 0.0 };
