@@ -310,7 +310,11 @@ pub fn check_prompt(prompt: &[TokenId], ctx_tokens: u32, n_vocab: u32) -> Result
     check_tokens(prompt, n_vocab)
 }
 
-fn check_tokens(tokens: &[TokenId], n_vocab: u32) -> Result<(), EngineError> {
+/// Refuses tokens outside a vocabulary of `n_vocab`.
+///
+/// # Errors
+/// [`EngineError::BadToken`], naming the first.
+pub fn check_tokens(tokens: &[TokenId], n_vocab: u32) -> Result<(), EngineError> {
     match tokens.iter().position(|&token| token >= n_vocab) {
         Some(position) => Err(EngineError::BadToken { token: tokens[position], position, n_vocab }),
         None => Ok(()),

@@ -13,7 +13,7 @@ use crate::cli::command::BenchConfig;
 use crate::cli::config::Config;
 use crate::cli::exit::{CommandError, ExitStatus};
 use crate::cli::{say, write_stdout};
-use crate::engine::EngineError;
+use crate::engine::{self, EngineError};
 
 /// Runs the command.
 ///
@@ -27,22 +27,16 @@ pub fn bench<B: Backend>(bench: &BenchConfig, config: &Config, open: Opener<B>) 
         Some(source) => {
             let tokenizer = model.tokenizer()?;
             let tokens = session::prompt_tokens(source, false, &model, &tokenizer)?;
-            let n_vocab = model.shape.n_vocab;
             if tokens.is_empty() {
                 return Err(EngineError::EmptyPrompt.into());
             }
-            if let Some(position) = tokens.iter().position(|&token| token >= n_vocab) {
-                return Err(EngineError::BadToken { token: tokens[position], position, n_vocab }.into());
-            }
+            engine::check_tokens(&tokens, model.shape.n_vocab)?;
             Material::Text(tokens)
         }
     };
     let sweep = Sweep { material, ..bench.sweep.clone() };
     sweep.contexts.iter().for_each(|&ctx| session::warn_of_long_context(&model, ctx));
-    if let Some(html) = &bench.html {
-        session::refuse_to_overwrite("--html", html, &model)?;
-    }
-    let page = PageFile::create(bench.html.as_deref())?;
+    let page = PageFile::create(bench.html.as_deref(), &model)?;
     let about = About::new(&model, &sweep.base);
     let mut teller = Teller::new(config.verbose);
     let mut rig = Rig {

@@ -4,11 +4,13 @@ use std::collections::HashSet;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use super::session;
 use crate::bench::{Ended, Told};
 use crate::cli::exit::{CommandError, ExitStatus};
 use crate::cli::part_file::{self, Part};
 use crate::cli::progress::Progress;
 use crate::cli::say;
+use crate::model::Model;
 
 /// A page on its way to its file.
 pub struct PageFile {
@@ -21,9 +23,10 @@ impl PageFile {
     /// Opens the file before anything is measured: that it cannot be written should not be told hours later.
     ///
     /// # Errors
-    /// Exit code 2, naming the file.
-    pub fn create(target: Option<&Path>) -> Result<Option<Self>, CommandError> {
+    /// Exit code 2, naming the file: one that cannot be written, or the model itself.
+    pub fn create(target: Option<&Path>, model: &Model) -> Result<Option<Self>, CommandError> {
         let Some(target) = target else { return Ok(None) };
+        session::refuse_to_overwrite("--html", target, model)?;
         let (file, part) = part_file::open(target).map_err(|error| {
             let refused = anyhow::anyhow!("--html: cannot write {}: {error}. Name a file that can be written", target.display());
             CommandError::new(ExitStatus::Usage, refused)

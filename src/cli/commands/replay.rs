@@ -45,10 +45,7 @@ pub fn replay<B: Backend>(replay: &ReplayConfig, config: &Config, open: Opener<B
     let model = session::open_model(&replay.model)?;
     let requests = requests(replay, &name, &model)?;
     session::warn_of_long_context(&model, replay.replay.base.ctx);
-    if let Some(html) = &replay.html {
-        session::refuse_to_overwrite("--html", html, &model)?;
-    }
-    let page = PageFile::create(replay.html.as_deref())?;
+    let page = PageFile::create(replay.html.as_deref(), &model)?;
     let about = About::new(&model, &replay.replay.base);
     let mut teller = Teller::new(config.verbose);
     let mut rig = Rig {
