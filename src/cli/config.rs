@@ -352,14 +352,15 @@ fn sampling(args: &SamplingArgs) -> SamplingSettings {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::ffi::OsString;
 
     use super::*;
     use crate::cli::sources::{Environment, resolve};
     use crate::settings::{Activations, KvType};
 
-    fn checked(line: &str, environment: &[(&str, &str)]) -> Result<Config, Refused> {
+    /// A command line and an environment, as the whole of it is understood.
+    pub fn checked(line: &str, environment: &[(&str, &str)]) -> Result<Config, Refused> {
         let words: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
         let environment: Environment = environment.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
         check(resolve(&words, &environment).expect(line))

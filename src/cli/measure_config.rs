@@ -127,21 +127,13 @@ impl Checker<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::ffi::OsString;
     use std::path::PathBuf;
 
     use super::*;
     use crate::bench::Arm;
     use crate::cli::command::PromptSource;
-    use crate::cli::config::{Config, Refused, check};
-    use crate::cli::sources::{Environment, resolve};
+    use crate::cli::config::tests::checked;
     use crate::settings::ContextSetting;
-
-    fn checked(line: &str, environment: &[(&str, &str)]) -> Result<Config, Refused> {
-        let words: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
-        let environment: Environment = environment.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect();
-        check(resolve(&words, &environment).expect(line))
-    }
 
     fn sweep(line: &str, environment: &[(&str, &str)]) -> (Sweep, Vec<String>) {
         let config = checked(line, environment).expect(line);
