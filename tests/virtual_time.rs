@@ -102,7 +102,7 @@ fn with_every_expert_on_the_card_an_h200_reads_and_writes_as_fast_as_the_program
 /// The document's order, blocks of one chunk, with 128 slots kept: chunk, slots that afford it, and tokens a second on a full link and
 /// at 12 GB/s.
 const DOCUMENT_ORDER: [(u32, u32, u32, f64, f64); 4] =
-    [(256, 16, 156, 1220.0, 280.0), (512, 16, 170, 2421.0, 559.0), (1024, 40, 190, 4762.0, 1099.0), (2048, 40, 210, 8260.0, 2198.0)];
+    [(256, 16, 156, 1220.0, 280.0), (512, 16, 170, 2421.0, 559.0), (1024, 40, 190, 4762.0, 1099.0), (2048, 48, 210, 8260.0, 2198.0)];
 
 #[test]
 fn the_documents_order_takes_the_time_that_the_model_of_performance_gives() {
@@ -123,7 +123,7 @@ fn the_documents_order_takes_the_time_that_the_model_of_performance_gives() {
             let fitted_s = fitted_s(LONG, passes);
             assert!(near(reading.busy.operations_s, fitted_s, 0.06), "{at}: {fitted_s} s of operations, {reading:?}");
             // Where the mixer half takes longer than the ring holds experts for, the link waits; the table supposes that it never does.
-            let share = if chunk == 2048 && profile.name == "h200" { 0.16 } else { 0.10 };
+            let share = if chunk == 2048 && profile.name == "h200" { 0.12 } else { 0.10 };
             assert!(near(reading.tokens_per_s(), expected, share), "{at}, {expected} expected");
         }
     }
@@ -142,9 +142,7 @@ fn alias_and_automatic_read_a_long_prompt_as_fast_as_the_model_of_performance_sa
             check_bounds(&alias, &at);
             let passes = LONG.div_ceil(alias.outcome.choice.chunk as usize);
             assert!(alias.outcome.choice.way == Way::Alias && (4..=5).contains(&passes), "{at}: {passes} passes");
-            // As above: towards the end of the prompt a chunk of 7,464 attends for longer than the ring covers on a slow link.
-            let share = if profile.name == "h200" { 0.10 } else { 0.14 };
-            assert!(near(alias.tokens_per_s(), alias_expected, share), "{at}, {alias_expected} expected");
+            assert!(near(alias.tokens_per_s(), alias_expected, 0.10), "{at}, {alias_expected} expected");
 
             let mut rig = DryRig::new(&QWEN_30B, profile, &automatic);
             // The planner has seen nothing yet.
@@ -195,8 +193,39 @@ fn the_stand_in_of_a_35b_model_has_its_sizes_and_reads() {
     let reading = rig.read(LONG);
     check_bounds(&reading, "35B");
     assert_eq!(rig.device.peak(), plan.decode.total_bytes);
-    // 4.8 + 2.4 GFLOP a token.
     let passes = LONG.div_ceil(reading.outcome.choice.block as usize) as f64;
-    let token_s = 4.8e9 / 85e12 + 2.4e9 / 297e12;
-    assert!(near(reading.busy.operations_s, passes * PASS_S + LONG as f64 * token_s, 0.2), "{reading:?}");
+    assert!(near(reading.busy.operations_s, passes * PASS_S + LONG as f64 * STAND_IN_TOKEN_S, 0.2), "{reading:?}");
+}
+
+/// Time of arithmetic of a token of the 35B model in a long prompt, 4.8 + 2.4 GFLOP.
+const STAND_IN_TOKEN_S: f64 = 4.8e9 / 85e12 + 2.4e9 / 297e12;
+
+#[test]
+fn the_stand_in_of_a_35b_model_gains_by_the_alias_what_the_model_of_performance_says() {
+    let model = real_shape(QWEN_35B_STAND_IN);
+    for (profile, gain) in [(ClockProfile::H200, 6.4), (ClockProfile::H200_12GBPS, 14.0)] {
+        let read = |settings: &EngineSettings| {
+            let mut rig = DryRig::new(&model, profile, settings);
+            let reading = rig.read(LONG);
+            check_bounds(&reading, profile.name);
+            (rig.engine.plan().slots - reading.outcome.phases.slots_lent, reading)
+        };
+        let mut at_chunk_512 = None;
+        for (chunk, ring) in [(1024, 40), (512, 16)] {
+            let settings = document_card(&model, chunk, ring);
+            let (kept, reading) = read(&settings);
+            let absent = 12.33e9 - f64::from(kept) * 1.148 * 1_048_576.0;
+            let passes = LONG.div_ceil(chunk as usize) as f64;
+            let pass_s = (absent / profile.link_bytes_per_s).max(PASS_S + LONG as f64 / passes * STAND_IN_TOKEN_S);
+            let expected = LONG as f64 / (passes * pass_s);
+            let at = format!("chunk {chunk} on {}: {:.0} tokens a second", profile.name, reading.tokens_per_s());
+            assert!((128..140).contains(&kept) && near(reading.tokens_per_s(), expected, 0.10), "{at}, {expected} expected, {kept} kept");
+            at_chunk_512 = Some((settings, reading.tokens_per_s()));
+        }
+        let (document, default) = at_chunk_512.expect("the smallest chunk is the last");
+        let alias_min_tokens = AliasThreshold::Tokens(0);
+        let (_, alias) = read(&EngineSettings { head_alias: true, chunk: ChunkSetting::default(), alias_min_tokens, ..document });
+        let found = alias.tokens_per_s() / default;
+        assert!(near(found, gain, 0.10), "{}: {found} times as fast, {gain} expected", profile.name);
+    }
 }

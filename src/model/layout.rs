@@ -191,7 +191,7 @@ pub struct PromptSize {
     pub chunk: u32,
     /// Tokens that go through the layers in one pass; at least `chunk`.
     pub block: u32,
-    /// Experts in flight at most, lowered to half of a layer's; 0 where experts are read in place.
+    /// Experts in flight at most, lowered to three quarters of a layer's; 0 where experts are read in place.
     pub ring_slots: u32,
     /// Whether every row also meets the output head.
     pub all_logits: bool,
@@ -363,7 +363,7 @@ impl PromptLayout {
         let first_row = placer.take("first row", 4);
         let overlay_bytes = sizes.overlay(Carver::default()).bytes;
         let overlay = sizes.overlay(placer.segment_for(overlay_bytes).fork(overlay_bytes));
-        let ring_slots = size.ring_slots.min((shape.n_expert / 2).max(2));
+        let ring_slots = size.ring_slots.min((shape.n_expert * 3 / 4).max(2));
         let ring = placer.take("expert ring", weights.slot_bytes().0 * u64::from(ring_slots));
         let Placer { arena, spill, .. } = placer;
         if arena.end > room.arena || spill.end > room.spill {

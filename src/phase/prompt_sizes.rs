@@ -9,7 +9,7 @@ use crate::settings::{BlockSetting, ChunkSetting, EngineSettings};
 /// Largest chunk that is chosen unasked for a block of one chunk.
 const CHUNK_AUTO_MAX: u32 = 8192;
 /// Experts in flight where a block is one chunk, best first: they keep the link busy during the mixer half of the next layer.
-const CHUNK_RINGS: [u32; 4] = [64, 40, 32, CHUNK_RING_SLOTS];
+const CHUNK_RINGS: [u32; 8] = [80, 72, 64, 56, 48, 40, 32, CHUNK_RING_SLOTS];
 /// Chunks of longer blocks with the experts in flight that go with them, best first: long enough for the products and for the link,
 /// then ever smaller for ever tighter arenas.
 const BLOCK_FORMS: [(u32, u32); 6] = [(1024, 32), (512, 32), (512, 16), (256, 16), (128, 8), (64, 4)];
@@ -126,7 +126,8 @@ mod tests {
     fn a_block_of_one_chunk_is_the_first_form() {
         let limits = limits(ChunkSetting::Tokens(512), BlockSetting::Tokens(512));
         let sizes: Vec<_> = limits.sizes(512).map(|size| (size.chunk, size.ring_slots)).collect();
-        assert_eq!(sizes, [(512, 64), (512, 40), (512, 32), (512, 16), (256, 16), (128, 8), (64, 4)]);
+        let rings = [80, 72, 64, 56, 48, 40, 32, 16];
+        assert!(sizes.iter().copied().eq(rings.map(|ring| (512, ring)).into_iter().chain([(256, 16), (128, 8), (64, 4)])), "{sizes:?}");
         let document = self::limits(ChunkSetting::default(), BlockSetting::Chunk);
         assert!(document.sizes(512).all(|size| size.chunk == 512 && size.block == 512));
     }

@@ -14,8 +14,8 @@ use crate::engine::EngineError;
 use crate::experts::Experts;
 use crate::units::{Bytes, ExpertId};
 
-/// Groups that a ring is cut into at most.
-const GROUPS_MAX: u32 = 4;
+/// Groups that a ring is cut into at most: what is free is filled by whole groups, so many of them keep more of a ring in use.
+const GROUPS_MAX: u32 = 8;
 /// Places of a group, where there are enough of them: fewer make the pieces that cross the link short.
 const GROUP_PLACES: u32 = 8;
 
