@@ -15,6 +15,8 @@ const EXPERT_TILE_ROWS: u32 = 128;
 const HEAD_TILE_ROWS: u32 = 32;
 /// Experts in flight between host memory and the prompt path where a block is one chunk.
 pub const CHUNK_RING_SLOTS: u32 = 16;
+/// Rings larger than this may hold more than half of a layer's experts.
+const LARGE_RING_SLOTS: u32 = 64;
 
 /// Which memory a part lies in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -191,7 +193,7 @@ pub struct PromptSize {
     pub chunk: u32,
     /// Tokens that go through the layers in one pass; at least `chunk`.
     pub block: u32,
-    /// Experts in flight at most, lowered to three quarters of a layer's; 0 where experts are read in place.
+    /// Experts in flight at most, lowered as [`PromptSize::ring_slots_of`] says; 0 where experts are read in place.
     pub ring_slots: u32,
     /// Whether every row also meets the output head.
     pub all_logits: bool,
@@ -202,6 +204,14 @@ impl PromptSize {
     #[must_use]
     pub const fn chunk(chunk: u32) -> Self {
         Self { chunk, block: chunk, ring_slots: CHUNK_RING_SLOTS, all_logits: false }
+    }
+
+    /// Experts in flight where a layer has `n_expert`: at most half of them, three quarters in the largest rings. More would only
+    /// wait, and on small models take the room of the chunk.
+    #[must_use]
+    pub fn ring_slots_of(&self, n_expert: u32) -> u32 {
+        let share = if self.ring_slots > LARGE_RING_SLOTS { n_expert / 4 * 3 } else { n_expert / 2 };
+        self.ring_slots.min(share.max(2))
     }
 }
 
@@ -363,7 +373,7 @@ impl PromptLayout {
         let first_row = placer.take("first row", 4);
         let overlay_bytes = sizes.overlay(Carver::default()).bytes;
         let overlay = sizes.overlay(placer.segment_for(overlay_bytes).fork(overlay_bytes));
-        let ring_slots = size.ring_slots.min((shape.n_expert * 3 / 4).max(2));
+        let ring_slots = size.ring_slots_of(shape.n_expert);
         let ring = placer.take("expert ring", weights.slot_bytes().0 * u64::from(ring_slots));
         let Placer { arena, spill, .. } = placer;
         if arena.end > room.arena || spill.end > room.spill {
