@@ -104,6 +104,7 @@ impl Launcher {
             Op::Router { .. } => self.router(&operands, op),
             Op::ExpertsWindow { .. } => self.experts_window(&operands, op),
             Op::ExpertsPrompt { .. } => self.experts_prompt(&operands, op),
+            _ => Err(operands.refuse("not there yet".to_owned())),
         }
     }
 

@@ -3,7 +3,7 @@
 //! After [`Op::check`] no kernel meets a width that is no whole number of blocks, an empty operand, or a count of elements that
 //! overflows. What lies in memory (positions, expert numbers, tables) and where operands lie is left to the backend.
 
-use super::op::{ExpertShape, KvFormat, Matrix, Op, Path};
+use super::op::{DeltaShape, ExpertShape, KvFormat, Matrix, Op, Path};
 use super::{BackendError, Result};
 use crate::quant::{ActivationFormat, QuantType};
 
@@ -68,6 +68,15 @@ impl Checker {
         self.demand(whole, || format!("heads of {head_dim} cannot be stored as Q8_0, which has blocks of 32"))
     }
 
+    fn delta(self, n_rows: u32, shape: DeltaShape) -> Result<()> {
+        let DeltaShape { n_head_k, n_head_v, head_dim, n_taps } = shape;
+        self.shape(&[("n_rows", n_rows), ("n_head_k", n_head_k), ("head_dim", head_dim), ("n_taps", n_taps)])?;
+        self.shape(&[("n_rows", n_rows), ("n_head_v", n_head_v), ("head_dim", head_dim)])?;
+        self.shape(&[("n_head_v", n_head_v), ("head_dim", head_dim), ("head_dim", head_dim)])?;
+        self.demand(n_taps > 1, || "a convolution of one tap has no history".to_owned())?;
+        self.demand(n_head_v.is_multiple_of(n_head_k), || format!("{n_head_v} value heads cannot share {n_head_k} key heads"))
+    }
+
     fn experts(self, shape: &ExpertShape, n_rows: u32) -> Result<()> {
         let &ExpertShape { n_embd, n_ff, gate_type, up_type, down_type, input_format, down_format } = shape;
         self.shape(&[("n_embd", n_embd), ("n_ff", n_ff)])?;
@@ -122,6 +131,23 @@ impl Op {
             Self::ExpertsPrompt { n_input_rows, ref shape, tile_rows, .. } => {
                 check.demand(tile_rows > 0, || "tile_rows is zero".to_owned())?;
                 check.experts(shape, n_input_rows)
+            }
+            Self::SplitGates { n_rows, n_head, head_dim, .. } | Self::GatedHeadNorm { n_rows, n_head, head_dim, .. } => {
+                check.shape(&[("n_rows", n_rows), ("n_head", n_head), ("head_dim", head_dim)])
+            }
+            Self::JoinRows { n_rows, n_cols, .. }
+            | Self::SigmoidGate { n_rows, n_cols, .. }
+            | Self::SwiGlu { n_rows, n_cols, .. }
+            | Self::AddGated { n_rows, n_cols, .. } => check.shape(&[("n_rows", n_rows), ("n_cols", n_cols)]),
+            Self::DeltaGates { n_rows, n_head, .. } => check.shape(&[("n_rows", n_rows), ("n_head", n_head)]),
+            Self::DeltaConv { n_rows, shape, .. } | Self::DeltaHistory { n_rows, shape, .. } => check.delta(n_rows, shape),
+            Self::DeltaPrompt { n_rows, position, block_position, shape, .. } => {
+                check.delta(n_rows, shape)?;
+                check.demand(block_position <= position, || format!("row {position} lies before its block, which begins at {block_position}"))
+            }
+            Self::DeltaWindow { n_rows, shape, .. } | Self::DeltaCommit { n_rows, shape, .. } => {
+                check.window(n_rows)?;
+                check.delta(n_rows, shape)
             }
         }
     }

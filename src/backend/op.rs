@@ -118,6 +118,57 @@ pub struct PromptExpert {
     pub count: u32,
 }
 
+/// Sizes of a gated delta net. A row of its projection holds `n_head_k` query heads, as many key heads and `n_head_v` value heads,
+/// `head_dim` numbers each; value head `h` belongs to key head `h mod n_head_k`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeltaShape {
+    /// Query heads, and key heads.
+    pub n_head_k: u32,
+    /// Value heads.
+    pub n_head_v: u32,
+    /// Numbers of a head.
+    pub head_dim: u32,
+    /// Taps of the convolution.
+    pub n_taps: u32,
+}
+
+/// Rows of one step of the chunked delta net. Steps begin at multiples of it, counted from position 0, so that no bit depends on how a
+/// prompt is cut.
+pub const DELTA_STEP: u32 = 64;
+
+impl DeltaShape {
+    /// Numbers of a row of queries, keys and values.
+    #[must_use]
+    pub const fn n_channels(&self) -> u32 {
+        (2 * self.n_head_k + self.n_head_v) * self.head_dim
+    }
+
+    /// Numbers of a row of values.
+    #[must_use]
+    pub const fn value_width(&self) -> u32 {
+        self.n_head_v * self.head_dim
+    }
+
+    /// Bytes of the recurrent state, f32 `[n_head_v, head_dim (value), head_dim (key)]`.
+    #[must_use]
+    pub const fn state_bytes(&self) -> u64 {
+        4 * self.value_width() as u64 * self.head_dim as u64
+    }
+
+    /// Bytes of the convolution's history, f32 `[n_taps - 1, n_channels]`, oldest row first.
+    #[must_use]
+    pub const fn history_bytes(&self) -> u64 {
+        4 * (self.n_taps as u64 - 1) * self.n_channels() as u64
+    }
+
+    /// Bytes of the rows of a step that is not complete: f32 keys `[DELTA_STEP, n_head_k, head_dim]`, corrections
+    /// `[DELTA_STEP, n_head_v, head_dim]` and summed decays `[DELTA_STEP, n_head_v]`.
+    #[must_use]
+    pub const fn open_bytes(&self) -> u64 {
+        4 * DELTA_STEP as u64 * (self.n_head_k * self.head_dim + self.value_width() + self.n_head_v) as u64
+    }
+}
+
 /// An operation with its operands.
 #[derive(Clone, Debug)]
 #[allow(missing_docs, reason = "operands are described at their operation; shapes in brackets")]
@@ -195,6 +246,54 @@ pub enum Op {
         scratch: Addr,
         tile_rows: u32,
     },
+    /// Splits `joined` f32 `[n_rows, n_head, 2, head_dim]` into `values` and `gates`, each f32 `[n_rows, n_head, head_dim]`.
+    SplitGates { joined: Addr, values: Addr, gates: Addr, n_rows: u32, n_head: u32, head_dim: u32 },
+    /// Puts rows side by side: `out` f32 `[n_rows, 2, n_cols]` gets a row of `left`, then one of `right`, each f32 `[n_rows, n_cols]`.
+    JoinRows { left: Addr, right: Addr, out: Addr, n_rows: u32, n_cols: u32 },
+    /// `x *= sigmoid(gates)`, number by number; both f32 `[n_rows, n_cols]`.
+    SigmoidGate { x: Addr, gates: Addr, n_rows: u32, n_cols: u32 },
+    /// `gate = silu(gate) * up`, number by number; both f32 `[n_rows, n_cols]`.
+    SwiGlu { gate: Addr, up: Addr, n_rows: u32, n_cols: u32 },
+    /// `sum[r] += sigmoid(gate[r]) * x[r]`; `sum`, `x` f32 `[n_rows, n_cols]`, `gate` f32 `[n_rows]`.
+    AddGated { sum: Addr, x: Addr, gate: Addr, n_rows: u32, n_cols: u32 },
+    /// Root-mean-square norm of each head with `weight` f32 `[head_dim]`, times `silu(gates)`; in place on `x`, and `gates`, f32
+    /// `[n_rows, n_head, head_dim]`.
+    GatedHeadNorm { x: Addr, weight: Addr, gates: Addr, n_rows: u32, n_head: u32, head_dim: u32, eps: f32 },
+    /// Causal convolution, channel by channel, then SiLU: `out[t][c] = silu(sum_j taps[c][j] * x[t - (n_taps - 1) + j][c])`, where rows
+    /// before the first are those of `history` (see [`DeltaShape::history_bytes`]). Then each query and key head is divided by
+    /// `sqrt(sum of squares + eps)`, queries by `sqrt(head_dim)`, too. `x`, `out` f32 `[n_rows, n_channels]`, `taps` f32
+    /// `[n_channels, n_taps]`.
+    DeltaConv { x: Addr, history: Addr, taps: Addr, out: Addr, n_rows: u32, shape: DeltaShape, eps: f32 },
+    /// `history` becomes the last `n_taps - 1` rows of itself followed by `x` f32 `[n_rows, n_channels]`.
+    DeltaHistory { x: Addr, history: Addr, n_rows: u32, shape: DeltaShape },
+    /// `beta = sigmoid(beta)` and `decay = a * softplus(decay + dt_bias)`; in place on f32 `[n_rows, n_head]`; `a`, `dt_bias` f32
+    /// `[n_head]`.
+    DeltaGates { beta: Addr, decay: Addr, dt_bias: Addr, a: Addr, n_rows: u32, n_head: u32 },
+    /// The delta rule over many rows, in steps of [`DELTA_STEP`] rows. For each value head with state `S` (value x key), row by row:
+    /// `S *= e^decay; r = beta (v - S k); S += r k^T; out = S q`, computed from the state at the step's beginning and the step's rows.
+    ///
+    /// `qkv` f32 `[n_rows, n_channels]` as [`Op::DeltaConv`] writes it, `beta`, `decay` f32 `[n_rows, n_head_v]`, `out` f32
+    /// `[n_rows, n_head_v, head_dim]`. `state` is that at the beginning of the step that row 0 (at `position`) belongs to, and
+    /// `open` (see [`DeltaShape::open_bytes`]) holds that step's rows so far: those from `block_position`, the first of the block, or the
+    /// last multiple of [`DELTA_STEP`], whichever is later. A step that is complete is folded into the state, one that is not when
+    /// `ends_block`. The result does not depend on how a block is cut into calls.
+    DeltaPrompt {
+        qkv: Addr,
+        beta: Addr,
+        decay: Addr,
+        state: Addr,
+        open: Addr,
+        out: Addr,
+        n_rows: u32,
+        position: u32,
+        block_position: u32,
+        ends_block: bool,
+        shape: DeltaShape,
+    },
+    /// The delta rule row by row, on a copy of `state`, which stays as it is. Operands as those of [`Op::DeltaPrompt`].
+    DeltaWindow { qkv: Addr, beta: Addr, decay: Addr, state: Addr, out: Addr, n_rows: u32, shape: DeltaShape },
+    /// Takes `state` over `n_rows` rows, with the bits that [`Op::DeltaWindow`] computed on its copy.
+    DeltaCommit { qkv: Addr, beta: Addr, decay: Addr, state: Addr, n_rows: u32, shape: DeltaShape },
 }
 
 impl Op {
@@ -211,6 +310,18 @@ impl Op {
             Self::Router { .. } => "router",
             Self::ExpertsWindow { .. } => "experts_window",
             Self::ExpertsPrompt { .. } => "experts_prompt",
+            Self::SplitGates { .. } => "split_gates",
+            Self::JoinRows { .. } => "join_rows",
+            Self::SigmoidGate { .. } => "sigmoid_gate",
+            Self::SwiGlu { .. } => "swiglu",
+            Self::AddGated { .. } => "add_gated",
+            Self::GatedHeadNorm { .. } => "gated_head_norm",
+            Self::DeltaConv { .. } => "delta_conv",
+            Self::DeltaHistory { .. } => "delta_history",
+            Self::DeltaGates { .. } => "delta_gates",
+            Self::DeltaPrompt { .. } => "delta_prompt",
+            Self::DeltaWindow { .. } => "delta_window",
+            Self::DeltaCommit { .. } => "delta_commit",
         }
     }
 }
