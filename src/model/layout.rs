@@ -206,12 +206,13 @@ impl PromptSize {
         Self { chunk, block: chunk, ring_slots: CHUNK_RING_SLOTS, all_logits: false }
     }
 
-    /// Experts in flight where a layer has `n_expert`: at most half of them, three quarters in the largest rings. More would only
-    /// wait, and on small models take the room of the chunk.
+    /// Experts in flight where a layer has `n_expert`: at most half of them, three quarters in the largest rings of large layers. More
+    /// would only wait, and on small models take the room of the chunk.
     #[must_use]
     pub fn ring_slots_of(&self, n_expert: u32) -> u32 {
-        let share = if self.ring_slots > LARGE_RING_SLOTS { n_expert / 4 * 3 } else { n_expert / 2 };
-        self.ring_slots.min(share.max(2))
+        let is_large = self.ring_slots.min(n_expert) > LARGE_RING_SLOTS;
+        let most = if is_large { n_expert / 4 * 3 } else { n_expert / 2 };
+        self.ring_slots.min(most.max(2))
     }
 }
 
