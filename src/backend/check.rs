@@ -143,7 +143,9 @@ impl Op {
             Self::DeltaConv { n_rows, shape, .. } | Self::DeltaHistory { n_rows, shape, .. } => check.delta(n_rows, shape),
             Self::DeltaPrompt { n_rows, position, block_position, shape, .. } => {
                 check.delta(n_rows, shape)?;
-                check.demand(block_position <= position, || format!("row {position} lies before its block, which begins at {block_position}"))
+                check.demand(block_position <= position, || {
+                    format!("row {position} lies before its block, which begins at {block_position}")
+                })
             }
             Self::DeltaWindow { n_rows, shape, .. } | Self::DeltaCommit { n_rows, shape, .. } => {
                 check.window(n_rows)?;

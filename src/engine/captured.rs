@@ -1,7 +1,9 @@
 //! Captured windows with the leases that make replaying them safe.
 //!
 //! A window is two graphs for each number of rows: the trunk, which reads experts through the table and bakes in no address of the
-//! slab, and the head, which bakes in the head's. Beside each graph stands the same list of operations, so that a window can always be
+//! slab, and the head, which bakes in the head's. A model with a recurrent state has a third, which takes the state over the rows that
+//! are accepted, and one with a draft layer has its own trunk and head. Whoever bakes in the head's address holds a lease on it, so that
+//! a head that moved is noticed whether or not there are drafts. Beside each graph stands the same list of operations, so that a window can always be
 //! run one operation after another: where a capture failed, and for the rest of the run where a graph turned out not to launch.
 
 use std::rc::Rc;
@@ -9,6 +11,7 @@ use std::rc::Rc;
 use crate::backend::{Addr, Backend, BackendError, Op};
 use crate::engine::EngineError;
 use crate::model::forward::Forward;
+use crate::model::forward::draft::DraftFrom;
 use crate::model::layout::WindowLayout;
 use crate::phase::region::{Lease, Regions};
 use crate::phase::scheduler::Decode;
@@ -45,16 +48,22 @@ impl<B: Backend> CapturedOps<B> {
     }
 }
 
-/// Which of a window's two lists.
+/// Which list of operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Half {
-    /// All layers.
-    Trunk,
-    /// The last norm and the output head's product.
-    Head,
+pub enum WindowPart {
+    /// All layers of so many rows.
+    Trunk(usize),
+    /// The output head's product of so many rows.
+    Head(usize),
+    /// The recurrent state over so many rows; only where there is one.
+    Commit(usize),
+    /// The draft layer over so many rows of a window, or its own last row; only where there is one.
+    Draft(usize, DraftFrom),
+    /// The output head's product of the draft layer's last row.
+    DraftHead,
 }
 
-/// The windows of one to `n_rows` rows, each as two graphs or as two lists of operations.
+/// The windows of one to `n_rows` rows, each as graphs or as lists of operations.
 pub struct CapturedWindows<B: Backend> {
     backend: Rc<B>,
     base: Addr,
@@ -62,6 +71,12 @@ pub struct CapturedWindows<B: Backend> {
     // By rows, one row first.
     trunks: Vec<CapturedOps<B>>,
     heads: Vec<CapturedOps<B>>,
+    /// Empty without a recurrent state.
+    commits: Vec<CapturedOps<B>>,
+    /// By rows, then one for the draft layer's own row; empty without one.
+    drafts: Vec<CapturedOps<B>>,
+    /// One, or none without a draft layer.
+    draft_heads: Vec<CapturedOps<B>>,
     /// False where the device has no graphs, or one has failed to launch.
     capturing: bool,
     recaptures: u64,
@@ -96,36 +111,50 @@ impl<B: Backend> CapturedWindows<B> {
         regions: &Regions,
         stream: &B::Stream,
     ) -> Result<(Self, Option<String>), EngineError> {
-        let trunks = (1..=layout.n_rows).map(|n_rows| CapturedOps::eager(forward.window_trunk(base, &layout, n_rows), Vec::new()));
-        let (trunks, capturing) = (trunks.collect(), backend.capabilities().graph_capture);
-        let mut windows = Self { backend, base, layout, trunks, heads: Vec::new(), capturing, recaptures: 0 };
-        windows.heads = windows.head_lists(forward, regions);
+        let no_leases = |ops| CapturedOps::eager(ops, Vec::new());
+        let sizes = 1..=layout.n_rows;
+        let trunks = sizes.clone().map(|n_rows| no_leases(forward.window_trunk(base, &layout, n_rows))).collect();
+        let (mut commits, mut drafts) = (Vec::new(), Vec::new());
+        if forward.shape.delta.is_some() {
+            commits.extend(sizes.clone().map(|n_rows| no_leases(forward.window_commit(base, &layout, n_rows))));
+        }
+        if forward.shape.has_draft_layer {
+            drafts.extend(sizes.map(|n_rows| no_leases(forward.draft_trunk(base, &layout, n_rows, DraftFrom::Window))));
+            drafts.push(no_leases(forward.draft_trunk(base, &layout, 1, DraftFrom::Own)));
+        }
+        let capturing = backend.capabilities().graph_capture;
+        let (heads, draft_heads) = Default::default();
+        let mut windows = Self { backend, base, layout, trunks, heads, commits, drafts, draft_heads, capturing, recaptures: 0 };
+        windows.list_heads(forward, regions);
         let mut failures = Failures::default();
-        windows.capture(Half::Trunk, stream, &mut failures)?;
-        windows.capture(Half::Head, stream, &mut failures)?;
+        windows.capture(|windows| [&mut windows.trunks, &mut windows.commits, &mut windows.drafts], stream, &mut failures)?;
+        windows.capture(|windows| [&mut windows.heads, &mut windows.draft_heads], stream, &mut failures)?;
         Ok((windows, failures.notice()))
     }
 
-    fn head_lists(&self, forward: &Forward<'_>, regions: &Regions) -> Vec<CapturedOps<B>> {
+    /// Makes the lists that read the head anew, with leases on where it lies now.
+    fn list_heads(&mut self, forward: &Forward<'_>, regions: &Regions) {
         let head = regions.head();
-        let list = |n_rows| {
-            let ops = forward.window_head(self.base, &self.layout, n_rows, head.start);
-            CapturedOps::eager(ops, vec![regions.lease(head)])
-        };
-        (1..=self.layout.n_rows).map(list).collect()
+        let list = |ops| CapturedOps::eager(ops, vec![regions.lease(head)]);
+        let heads = (1..=self.layout.n_rows).map(|n_rows| forward.window_head(self.base, &self.layout, n_rows, head.start));
+        self.heads = heads.map(list).collect();
+        let draft_head = forward.shape.has_draft_layer.then(|| forward.draft_head(self.base, &self.layout, head.start));
+        self.draft_heads = draft_head.into_iter().map(list).collect();
     }
 
-    fn capture(&mut self, half: Half, stream: &B::Stream, failures: &mut Failures) -> Result<(), EngineError> {
+    fn capture<const N: usize>(
+        &mut self,
+        lists: fn(&mut Self) -> [&mut Vec<CapturedOps<B>>; N],
+        stream: &B::Stream,
+        failures: &mut Failures,
+    ) -> Result<(), EngineError> {
         if !self.capturing {
             return Ok(());
         }
-        let lists = match half {
-            Half::Trunk => &mut self.trunks,
-            Half::Head => &mut self.heads,
-        };
-        for list in lists {
+        let backend = Rc::clone(&self.backend);
+        for list in lists(self).into_iter().flatten() {
             failures.tried += 1;
-            match list.record(&*self.backend, stream) {
+            match list.record(&*backend, stream) {
                 Ok(()) => {}
                 Err(error @ BackendError::DeviceLost { .. }) => return Err(error.into()),
                 Err(error) => {
@@ -141,7 +170,7 @@ impl<B: Backend> CapturedWindows<B> {
     #[must_use]
     pub fn head_is_current(&self, regions: &Regions) -> bool {
         let now = regions.lease(regions.head());
-        self.heads.iter().all(|list| list.leases.iter().all(|lease| *lease == now))
+        self.heads.iter().chain(&self.draft_heads).all(|list| list.leases.iter().all(|lease| *lease == now))
     }
 
     /// Makes the head's graphs anew for where the head lies now, the old ones given back first: no byte more than before is taken. The
@@ -153,9 +182,10 @@ impl<B: Backend> CapturedWindows<B> {
         // Queued replays read the old graphs until they have run.
         self.backend.synchronise(stream)?;
         self.heads.clear();
-        self.heads = self.head_lists(forward, regions);
+        self.draft_heads.clear();
+        self.list_heads(forward, regions);
         let mut failures = Failures::default();
-        self.capture(Half::Head, stream, &mut failures)?;
+        self.capture(|windows| [&mut windows.heads, &mut windows.draft_heads], stream, &mut failures)?;
         self.recaptures += u64::from(failures.tried - failures.failed);
         if failures.failed > 0 {
             // A head that moves with every prompt is not tried, and told of, every time.
@@ -170,35 +200,48 @@ impl<B: Backend> CapturedWindows<B> {
         self.recaptures
     }
 
-    /// Queues one half of a window of `n_rows` rows; `eager` leaves its graph alone. The witness proves that the slab belongs to decode;
-    /// the leases are checked against it.
+    /// Queues one part; `eager` leaves its graph alone. The witness proves that the slab belongs to decode; the leases are checked
+    /// against it.
     ///
     /// # Errors
     /// [`PhaseError::StaleLease`](crate::phase::PhaseError::StaleLease), or the backend's.
-    pub fn run(&self, half: Half, n_rows: usize, witness: &Decode<'_, B>, stream: &B::Stream, eager: bool) -> Result<(), EngineError> {
-        let lists = match half {
-            Half::Trunk => &self.trunks,
-            Half::Head => &self.heads,
-        };
-        lists[n_rows - 1].run(&*self.backend, witness, stream, eager)
+    pub fn run(&self, part: WindowPart, witness: &Decode<'_, B>, stream: &B::Stream, eager: bool) -> Result<(), EngineError> {
+        self.list(part).map_or(Ok(()), |list| list.run(&*self.backend, witness, stream, eager))
     }
 
-    /// True where a window of `n_rows` rows has a graph.
+    /// The list of a part; `None` for one that the model does not have.
+    fn list(&self, part: WindowPart) -> Option<&CapturedOps<B>> {
+        match part {
+            WindowPart::Trunk(n_rows) => self.trunks.get(n_rows - 1),
+            WindowPart::Head(n_rows) => self.heads.get(n_rows - 1),
+            WindowPart::Commit(n_rows) => self.commits.get(n_rows - 1),
+            WindowPart::Draft(n_rows, DraftFrom::Window) => self.drafts.get(n_rows - 1),
+            WindowPart::Draft(_, DraftFrom::Own) => self.drafts.last(),
+            WindowPart::DraftHead => self.draft_heads.first(),
+        }
+    }
+
+    /// True where one of `parts` has a graph.
     #[must_use]
-    pub fn has_graph(&self, n_rows: usize) -> bool {
-        [&self.trunks, &self.heads].iter().any(|lists| lists[n_rows - 1].graph.is_some())
+    pub fn has_graph(&self, parts: &[WindowPart]) -> bool {
+        parts.iter().filter_map(|&part| self.list(part)).any(|list| list.graph.is_some())
+    }
+
+    fn lists(&self) -> impl Iterator<Item = &CapturedOps<B>> {
+        [&self.trunks, &self.heads, &self.commits, &self.drafts, &self.draft_heads].into_iter().flatten()
     }
 
     /// Gives all graphs back; windows are lists of operations from here on. Nothing that replays one may be queued.
     pub fn give_up_graphs(&mut self) {
         self.capturing = false;
-        self.trunks.iter_mut().chain(&mut self.heads).for_each(|list| list.graph = None);
+        let lists = [&mut self.trunks, &mut self.heads, &mut self.commits, &mut self.drafts, &mut self.draft_heads];
+        lists.into_iter().flatten().for_each(|list| list.graph = None);
     }
 
     /// Device memory of all graphs.
     #[must_use]
     pub fn graph_bytes(&self) -> Bytes {
-        let graphs = self.trunks.iter().chain(&self.heads).filter_map(|list| list.graph.as_ref());
+        let graphs = self.lists().filter_map(|list| list.graph.as_ref());
         graphs.map(|graph| self.backend.graph_bytes(graph)).sum()
     }
 }

@@ -5,12 +5,13 @@ use std::rc::Rc;
 
 use crate::backend::{Addr, AddrRange, Backend, BackendError, Copy, DeviceMemory, Direction, PinnedMemory};
 use crate::engine::EngineError;
-use crate::engine::captured::{CapturedWindows, Half};
+use crate::engine::captured::{CapturedWindows, WindowPart};
 use crate::engine::embedding::Embedding;
 use crate::engine::hashes::WindowHashes;
 use crate::experts::Experts;
 use crate::model::ModelShape;
 use crate::model::forward::Forward;
+use crate::model::forward::draft::DraftFrom;
 use crate::model::layout::WindowLayout;
 use crate::phase::Scheduler;
 use crate::units::{Bytes, TokenId};
@@ -24,7 +25,8 @@ pub struct Windows<B: Backend> {
     buffer: B::Buffer,
     layout: WindowLayout,
     captured: CapturedWindows<B>,
-    /// Residual rows `[rows, n_embd]` f32, then their positions i32: what a window reads.
+    /// Rows of embeddings `[rows, n_embd]` f32, then their positions and the next one i32, then the first row of the caches: what a
+    /// window or the draft layer reads.
     input: B::Pinned,
     /// Logits of the largest window, then its expert numbers.
     output: B::Pinned,
@@ -41,8 +43,10 @@ pub struct Windows<B: Backend> {
 struct Sizes {
     n_vocab: usize,
     row_bytes: usize,
-    /// Experts of a row in all layers.
+    /// Experts of a row in all layers of the trunk.
     routes: usize,
+    /// Experts of a row in one layer.
+    layer_routes: usize,
 }
 
 /// Where the windows' hashes go, and the residual rows on their way there.
@@ -96,8 +100,13 @@ impl<B: Backend> Windows<B> {
         let (captured, notice) = CapturedWindows::new(Rc::clone(&backend), base, layout, forward, scheduler.regions(), stream)?;
         notices.extend(notice);
         let ModelShape { n_vocab, n_layer, n_expert_used, n_embd, .. } = *forward.shape;
-        let sizes = Sizes { n_vocab: n_vocab as usize, row_bytes: n_embd as usize * 4, routes: (n_layer * n_expert_used) as usize };
-        let input = backend.alloc_pinned(Bytes::from(layout.n_rows as usize * (sizes.row_bytes + 4) + 4), "window input")?;
+        let sizes = Sizes {
+            n_vocab: n_vocab as usize,
+            row_bytes: n_embd as usize * 4,
+            routes: (n_layer * n_expert_used) as usize,
+            layer_routes: n_expert_used as usize,
+        };
+        let input = backend.alloc_pinned(Bytes::from(layout.n_rows as usize * (sizes.row_bytes + 4) + 8), "window input")?;
         let output = backend.alloc_pinned(layout.logits.bytes + layout.ids.bytes, "window output")?;
         let (staged, embedding_row, routes) = Default::default();
         Ok(Self { backend, buffer, layout, captured, input, output, hashes: None, sizes, staged, embedding_row, routes })
@@ -127,7 +136,7 @@ impl<B: Backend> Windows<B> {
         self.captured.recaptures()
     }
 
-    /// The experts of the last window that ended well, `[n_layer, rows, n_expert_used]`.
+    /// The experts of the last window that ended well, `[n_layer, rows, n_expert_used]`, or of the draft layer where that ran since.
     #[must_use]
     pub fn routes(&self) -> &[u32] {
         &self.routes
@@ -192,13 +201,12 @@ impl<B: Backend> Windows<B> {
         self.stage_input(window, parts.embedding)?;
         let with_head = logits.is_some();
         match self.attempt(n_rows, with_head, false, parts) {
-            Err(EngineError::Backend(error)) if self.captured.has_graph(n_rows) && !matches!(error, BackendError::DeviceLost { .. }) => {
+            Err(EngineError::Backend(error)) if self.may_run_eagerly(&[WindowPart::Trunk(n_rows), WindowPart::Head(n_rows)], &error) => {
                 // Everything a window writes, it writes anew from its input: a second attempt needs no undoing.
                 if self.attempt(n_rows, with_head, true, parts).is_err() {
                     return Err(error.into());
                 }
-                self.captured.give_up_graphs();
-                parts.notices.push(format!("a captured window failed, windows run without graphs from here on: {error}"));
+                self.give_up_graphs(parts.notices, &error);
             }
             other => other?,
         }
@@ -222,13 +230,9 @@ impl<B: Backend> Windows<B> {
     fn attempt(&self, n_rows: usize, with_head: bool, eager: bool, parts: &WindowParts<'_, B>) -> Result<(), EngineError> {
         let (layout, sizes, stream) = (&self.layout, &self.sizes, parts.stream);
         let rows = |bytes_of_one: usize| Bytes::from(n_rows * bytes_of_one);
-        let input = self.input.range().start;
-        self.copy(self.at(layout.residual.offset), input, rows(sizes.row_bytes), Direction::ToDevice, stream)?;
-        let positions = input.offset(rows(sizes.row_bytes));
-        self.copy(self.at(layout.positions.offset), positions, rows(4), Direction::ToDevice, stream)?;
-        self.copy(self.at(layout.first_row.offset), positions.offset(rows(4)), Bytes(4), Direction::ToDevice, stream)?;
+        self.send_input(layout.residual.offset, n_rows, stream)?;
         let witness = parts.scheduler.decode()?;
-        self.captured.run(Half::Trunk, n_rows, &witness, stream, eager)?;
+        self.captured.run(WindowPart::Trunk(n_rows), &witness, stream, eager)?;
         let output = self.output.range().start;
         let ids = output.offset(layout.logits.bytes);
         self.copy(ids, self.at(layout.ids.offset), rows(sizes.routes * 4), Direction::ToHost, stream)?;
@@ -238,18 +242,130 @@ impl<B: Backend> Windows<B> {
         }
         if with_head {
             let _head = witness.head(stream)?;
-            self.captured.run(Half::Head, n_rows, &witness, stream, eager)?;
+            self.captured.run(WindowPart::Head(n_rows), &witness, stream, eager)?;
             self.copy(output, self.at(layout.logits.offset), rows(sizes.n_vocab * 4), Direction::ToHost, stream)?;
         }
         Ok(self.backend.synchronise(stream)?)
     }
 
+    /// Sends staged rows to `rows_at`, and their positions.
+    fn send_input(&self, rows_at: Bytes, n_rows: usize, stream: &B::Stream) -> Result<(), EngineError> {
+        let (input, layout) = (self.input.range().start, &self.layout);
+        let rows_bytes = Bytes::from(n_rows * self.sizes.row_bytes);
+        let positions = input.offset(rows_bytes);
+        let positions_bytes = Bytes::from((n_rows + 1) * 4);
+        self.copy(self.at(rows_at), input, rows_bytes, Direction::ToDevice, stream)?;
+        self.copy(self.at(layout.positions.offset), positions, positions_bytes, Direction::ToDevice, stream)?;
+        self.copy(self.at(layout.first_row.offset), positions.offset(positions_bytes), Bytes(4), Direction::ToDevice, stream)
+    }
+
+    /// Takes the recurrent state over the first `n_rows` rows of the last window, in the order of the stream. Nothing where the model has
+    /// none. Where it fails, the state is of no sequence any more.
+    ///
+    /// # Errors
+    /// The backend's, or a phase other than Decode.
+    pub fn commit(&mut self, n_rows: usize, parts: &mut WindowParts<'_, B>) -> Result<(), EngineError> {
+        let part = WindowPart::Commit(n_rows);
+        let witness = parts.scheduler.decode()?;
+        match self.captured.run(part, &witness, parts.stream, false) {
+            // What did not launch has changed nothing.
+            Err(EngineError::Backend(error)) if self.may_run_eagerly(&[part], &error) => {
+                self.captured.run(part, &witness, parts.stream, true)?;
+                self.give_up_graphs(parts.notices, &error);
+                Ok(())
+            }
+            other => other,
+        }
+    }
+
+    /// Runs the draft layer: from the rows of the last window and the tokens that follow each (`window`, whose position is that of the
+    /// first row), or from its own last row and one token. Its keys and values are in its caches afterwards. Fills `logits` `[n_vocab]`,
+    /// where given, with those of the token after the last.
+    ///
+    /// # Errors
+    /// As [`Windows::run`].
+    pub fn draft(
+        &mut self,
+        window: Window<'_>,
+        from: DraftFrom,
+        parts: &mut WindowParts<'_, B>,
+        logits: Option<&mut Vec<f32>>,
+    ) -> Result<(), EngineError> {
+        let n_rows = window.tokens.len();
+        parts.experts.publish_arrivals(parts.stream, false, parts.scheduler.slot_range())?;
+        parts.scheduler.decode()?;
+        self.recapture_head(&parts.forward, parts.scheduler, parts.stream, parts.notices)?;
+        self.stage_input(window, parts.embedding)?;
+        let with_logits = logits.is_some();
+        match self.attempt_draft(n_rows, from, with_logits, false, parts) {
+            Err(EngineError::Backend(error)) if self.may_run_eagerly(&[WindowPart::Draft(n_rows, from), WindowPart::DraftHead], &error) => {
+                // From its own row it has replaced that row by now, and guesses worse; the text does not hang on guesses.
+                if self.attempt_draft(n_rows, from, with_logits, true, parts).is_err() {
+                    return Err(error.into());
+                }
+                self.give_up_graphs(parts.notices, &error);
+            }
+            other => other?,
+        }
+        if let Some(logits) = logits {
+            logits.resize(self.sizes.n_vocab, 0.0);
+            read_f32(&self.output, 0, logits);
+        }
+        if with_logits {
+            self.routes.resize(n_rows * self.sizes.layer_routes, 0);
+            read_u32(&self.output, self.layout.logits.bytes.as_usize(), &mut self.routes);
+        } else {
+            self.routes.clear();
+        }
+        Ok(())
+    }
+
+    fn attempt_draft(
+        &self,
+        n_rows: usize,
+        from: DraftFrom,
+        with_logits: bool,
+        eager: bool,
+        parts: &WindowParts<'_, B>,
+    ) -> Result<(), EngineError> {
+        let (layout, stream) = (&self.layout, parts.stream);
+        let witness = parts.scheduler.decode()?;
+        self.send_input(layout.mixer.draft.embedded.offset, n_rows, stream)?;
+        if !with_logits {
+            let rows = u32::try_from(n_rows).expect("a window is short");
+            for op in parts.forward.draft_keys_values(self.buffer.range().start, layout, rows) {
+                self.backend.launch(stream, &op)?;
+            }
+            // The next rows are staged where these are read from.
+            return Ok(self.backend.synchronise(stream)?);
+        }
+        self.captured.run(WindowPart::Draft(n_rows, from), &witness, stream, eager)?;
+        let output = self.output.range().start;
+        let ids = layout.layer_ids(parts.forward.shape, parts.forward.shape.n_layer, u32::try_from(n_rows).expect("a window is short"));
+        self.copy(output.offset(layout.logits.bytes), self.at(ids.offset), ids.bytes, Direction::ToHost, stream)?;
+        let _head = witness.head(stream)?;
+        self.captured.run(WindowPart::DraftHead, &witness, stream, eager)?;
+        self.copy(output, self.at(layout.logits.offset), Bytes::from(self.sizes.n_vocab * 4), Direction::ToHost, stream)?;
+        Ok(self.backend.synchronise(stream)?)
+    }
+
+    /// True where a part that failed may be tried as a list of operations.
+    fn may_run_eagerly(&self, parts: &[WindowPart], error: &BackendError) -> bool {
+        self.captured.has_graph(parts) && !matches!(error, BackendError::DeviceLost { .. })
+    }
+
+    fn give_up_graphs(&mut self, notices: &mut Vec<String>, error: &BackendError) {
+        self.captured.give_up_graphs();
+        notices.push(format!("a captured window failed, windows run without graphs from here on: {error}"));
+    }
+
     /// Writes a window's rows and positions to pinned memory.
     fn stage_input(&mut self, window: Window<'_>, embedding: &Embedding) -> Result<(), EngineError> {
         let rows_bytes = window.tokens.len() * self.sizes.row_bytes;
-        self.staged.resize(rows_bytes + window.tokens.len() * 4 + 4, 0);
+        let positions_bytes = (window.tokens.len() + 1) * 4;
+        self.staged.resize(rows_bytes + positions_bytes + 4, 0);
         let (rows, positions) = self.staged.split_at_mut(rows_bytes);
-        let (positions, first_row) = positions.split_at_mut(window.tokens.len() * 4);
+        let (positions, first_row) = positions.split_at_mut(positions_bytes);
         first_row.copy_from_slice(&window.first_row.to_le_bytes());
         embedding.rows_through(&mut self.embedding_row, window.tokens, rows)?;
         for (bytes, position) in positions.as_chunks_mut::<4>().0.iter_mut().zip(window.position..) {

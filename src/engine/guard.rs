@@ -255,7 +255,7 @@ impl<B: Backend> Engine<B> {
     /// As [`Engine::place_prompt`] with the head lent, in slots alone.
     fn place_in_slots(&mut self, size: PromptSize, error: BackendError) -> Result<PlacedPrompt, EngineError> {
         let room = PromptRoom::single(self.plan.alias_arena_bytes());
-        let limits = SizeLimits::new(&self.settings, size.block);
+        let limits = SizeLimits::new(&self.settings, size.block, self.model.shape.block_step());
         let smaller = limits.largest_block(|smaller| self.prompt_layout(smaller, room).is_some());
         let layout = smaller.and_then(|smaller| self.prompt_layout(smaller, room)).ok_or(EngineError::Backend(error.clone()))?;
         self.notices.push(format!("{error}: reading in blocks of {} instead of {}", layout.size.block, size.block));

@@ -18,9 +18,11 @@ pub mod prefill;
 mod prefix;
 pub mod prefix_cache;
 mod reading;
+pub mod recurrent;
 mod request;
 pub mod sampler;
 pub mod sequence;
+pub mod snapshots;
 mod start;
 pub mod timelines;
 pub mod way;
@@ -39,6 +41,7 @@ use crate::experts::Experts;
 use crate::model::Model;
 use crate::model::forward::ResidentAddrs;
 use crate::model::layout::{PromptLayout, PromptRoom, PromptSize};
+use crate::model::shape::Mixer;
 use crate::phase::plan::{DeviceBudget, Plan, PromptMemory};
 use crate::phase::scheduler::PhaseCounters;
 use crate::phase::{Phase, Scheduler};
@@ -50,7 +53,9 @@ use embedding::Embedding;
 use fit::Beside;
 use guard::Guard;
 use prefill::PromptPath;
+use prefix::Checkpoint;
 use prefix_cache::{PrefixCache, PrefixCounters};
+use recurrent::Recurrent;
 use sampler::Sampler;
 use timelines::Timelines;
 use way::{Choice, ModelTraffic, Reading, Way};
@@ -79,6 +84,9 @@ pub struct Engine<B: Backend> {
     compute: B::Stream,
     embedding: Embedding,
     timelines: Timelines,
+    recurrent: Recurrent<B>,
+    /// Where the recurrent state is to be copied out while this request's prompt is read.
+    checkpoints: Vec<Checkpoint>,
     prefix_cache: PrefixCache<B>,
     notices: Vec<String>,
     lowest_free: Option<Bytes>,
@@ -133,6 +141,7 @@ impl<B: Backend> Engine<B> {
     /// Forgets what is live; parked conversations stay.
     pub fn reset(&mut self) {
         self.timelines.clear();
+        self.recurrent.set_position(None);
     }
 
     /// Conversations parked and resumed since the start.
@@ -147,8 +156,10 @@ impl<B: Backend> Engine<B> {
         let shape = &self.model.shape;
         let arena_bytes = |size, way| self.prompt_layout(size, self.prompt_room(way)).map(|layout| layout.arena_bytes);
         let traffic = ModelTraffic {
-            expert_bytes: self.model.weights.expert_bytes(),
+            expert_bytes: self.model.weights.trunk_expert_bytes(shape),
             n_layer: shape.n_layer,
+            n_attention_layer: shape.index_among(Mixer::Attention, shape.n_layer),
+            block_step: shape.block_step(),
             n_expert: shape.n_expert,
             n_expert_used: shape.n_expert_used,
             arena_bytes: &arena_bytes,
@@ -195,7 +206,7 @@ impl<B: Backend> Engine<B> {
         let reused_tokens = self.resume_prefix(request)?;
         let fresh = &first[reused_tokens..];
         let choice = self.choose_way(Reading { past: reused_tokens, tokens: fresh.len() });
-        let read = self.read(fresh, &choice, on_event)?;
+        let read = self.read(fresh, last, &choice, on_event)?;
         let mut outcome = Outcome {
             tokens: Vec::new(),
             finish: Finish::Cancelled,
@@ -252,7 +263,7 @@ impl<B: Backend> Engine<B> {
         while outcome.tokens.len() < tokens_max {
             self.make_room_for_row()?;
             self.window(&[next], Some(&mut logits))?;
-            self.accept(1);
+            self.accept(1)?;
             self.save_now_and_then();
             let position = self.timelines.active().len();
             let chosen = sampler.choose(&logits, self.timelines.active().tokens(), position);

@@ -1,4 +1,5 @@
-//! Parked conversations: keys and values of earlier timelines in pinned host memory, within a budget.
+//! Parked conversations: keys and values of earlier timelines in pinned host memory, within a budget, which copies of a recurrent state
+//! share.
 //!
 //! A timeline that is about to lose rows is copied out; one that fits a new prompt better than what is live is copied back. The least
 //! recently used goes first. An entry that a longer one continues is replaced by it. Memory that the system does not give is no error:
@@ -8,7 +9,8 @@ use std::rc::Rc;
 
 use crate::backend::{Addr, AddrRange, Backend, BackendError, Copy, DeviceMemory, Direction};
 use crate::engine::EngineError;
-use crate::engine::sequence::{Reuse, Sequence, reusable};
+use crate::engine::sequence::{Reuse, Sequence, common_tokens, reusable};
+use crate::engine::snapshots::{SnapshotKind, Snapshots};
 use crate::units::{Bytes, TokenId};
 
 /// Where rows of the KV caches lie: layer by layer, keys then values.
@@ -54,8 +56,12 @@ pub struct PrefixCounters {
     pub parked: u64,
     /// Conversations copied back.
     pub resumed: u64,
-    /// Conversations dropped to make room.
+    /// Conversations, and copies of a recurrent state, dropped to make room.
     pub dropped: u64,
+    /// Copies of a recurrent state made.
+    pub snapshots: u64,
+    /// Copies of a recurrent state gone on from.
+    pub snapshots_used: u64,
 }
 
 /// All parked conversations of one engine.
@@ -64,6 +70,9 @@ pub struct PrefixCache<B: Backend> {
     kv: KvRows,
     budget: Bytes,
     entries: Vec<Parked<B>>,
+    /// Bytes of the recurrent state; none where the model has none.
+    state_bytes: Bytes,
+    snapshots: Snapshots<B>,
     clock: u64,
     counters: PrefixCounters,
 }
@@ -78,10 +87,11 @@ pub struct Match {
 }
 
 impl<B: Backend> PrefixCache<B> {
-    /// An empty cache of at most `budget` bytes.
+    /// An empty cache of at most `budget` bytes, for a model with a recurrent state of `state_bytes`.
     #[must_use]
-    pub fn new(backend: Rc<B>, kv: KvRows, budget: Bytes) -> Self {
-        Self { backend, kv, budget, entries: Vec::new(), clock: 0, counters: PrefixCounters::default() }
+    pub fn new(backend: Rc<B>, kv: KvRows, state_bytes: Bytes, budget: Bytes) -> Self {
+        let (entries, snapshots, counters) = Default::default();
+        Self { backend, kv, budget, entries, state_bytes, snapshots, clock: 0, counters }
     }
 
     /// Counters since the start.
@@ -93,7 +103,77 @@ impl<B: Backend> PrefixCache<B> {
     /// Bytes of host memory taken.
     #[must_use]
     pub fn used(&self) -> Bytes {
-        self.entries.iter().map(|entry| entry.memory.range().bytes).sum()
+        self.entries.iter().map(|entry| entry.memory.range().bytes).sum::<Bytes>() + self.snapshots.used()
+    }
+
+    /// Of `common` leading tokens of `prompt` whose keys and values are there, those that need not be read again: all, or as many as a
+    /// copy of the recurrent state holds.
+    #[must_use]
+    pub fn resumable(&self, prompt: &[TokenId], common: usize, reuse: Reuse) -> usize {
+        if self.state_bytes == Bytes::ZERO { common } else { self.snapshots.longest(prompt, common, reuse) }
+    }
+
+    /// Speaks for memory for a copy of the recurrent state after `tokens`; `None` where there is one already or no room for it. The copy
+    /// counts once it is [made](PrefixCache::snapshot_is_made).
+    ///
+    /// # Errors
+    /// The backend's, other than a lack of pinned memory.
+    pub fn make_snapshot(&mut self, tokens: &[TokenId], kind: SnapshotKind) -> Result<Option<Addr>, EngineError> {
+        let bytes = self.state_bytes;
+        if bytes == Bytes::ZERO || self.snapshots.holds(tokens, kind) {
+            return Ok(None);
+        }
+        let memory = self.alloc(bytes, "a copy of the recurrent state")?;
+        Ok(memory.map(|memory| self.snapshots.add(tokens.to_vec(), kind, memory)))
+    }
+
+    /// The copy at `target` is there.
+    pub fn snapshot_is_made(&mut self, target: Addr) {
+        self.clock += 1;
+        self.counters.snapshots += 1;
+        self.snapshots.set_filled(target, self.clock);
+    }
+
+    /// Forgets copies that were to be made and were not.
+    pub fn drop_unmade_snapshots(&mut self) {
+        self.snapshots.drop_unfilled();
+    }
+
+    /// The copy of the recurrent state after exactly `tokens`.
+    pub fn snapshot(&mut self, tokens: &[TokenId], reuse: Reuse) -> Option<Addr> {
+        self.clock += 1;
+        let found = self.snapshots.get(tokens, reuse, self.clock);
+        self.counters.snapshots_used += u64::from(found.is_some());
+        found
+    }
+
+    /// Pinned memory within the budget, for which the least recently used goes; `None` where the system does not give it.
+    fn alloc(&mut self, bytes: Bytes, purpose: &str) -> Result<Option<B::Pinned>, EngineError> {
+        while self.used() + bytes > self.budget {
+            if !self.drop_oldest() {
+                return Ok(None);
+            }
+        }
+        match self.backend.alloc_pinned(bytes, purpose) {
+            Ok(memory) => Ok(Some(memory)),
+            Err(BackendError::OutOfMemory { .. }) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Drops the conversation or the copy of a state that was not used for longest; false where there is none.
+    fn drop_oldest(&mut self) -> bool {
+        let entry = self.entries.iter().enumerate().min_by_key(|(_, entry)| entry.last_used);
+        let entry = entry.map(|(index, entry)| (index, (false, entry.last_used)));
+        match (entry, self.snapshots.oldest()) {
+            (None, None) => return false,
+            (Some((index, used)), snapshot) if snapshot.is_none_or(|snapshot| used < snapshot) => {
+                self.entries.swap_remove(index);
+            }
+            _ => self.snapshots.drop_oldest(),
+        }
+        self.counters.dropped += 1;
+        true
     }
 
     /// The entry that holds most of `prompt`; `None` where none holds any of it.
@@ -103,8 +183,15 @@ impl<B: Backend> PrefixCache<B> {
             .entries
             .iter()
             .enumerate()
-            .map(|(index, entry)| Match { index, tokens: reusable(&entry.tokens, entry.prompt_rows, prompt, reuse) });
+            .map(|(index, entry)| (index, reusable(&entry.tokens, entry.prompt_rows, prompt, reuse)))
+            .map(|(index, common)| Match { index, tokens: self.resumable(prompt, common, reuse) });
         matches.max_by_key(|found| found.tokens).filter(|found| found.tokens > 0)
+    }
+
+    /// Leading tokens that `prompt` shares with any parked conversation.
+    #[must_use]
+    pub fn longest_common(&self, prompt: &[TokenId]) -> usize {
+        self.entries.iter().map(|entry| common_tokens(&entry.tokens, prompt)).max().unwrap_or(0)
     }
 
     /// Copies a timeline out, where there is room for it. Returns whether it is parked now.
@@ -120,16 +207,7 @@ impl<B: Backend> PrefixCache<B> {
             return Ok(true);
         }
         self.entries.retain(|entry| !sequence.tokens().starts_with(&entry.tokens));
-        while self.used() + bytes > self.budget {
-            let (oldest, _) = self.entries.iter().enumerate().min_by_key(|(_, entry)| entry.last_used).expect("something is used");
-            self.entries.swap_remove(oldest);
-            self.counters.dropped += 1;
-        }
-        let memory = match self.backend.alloc_pinned(bytes, "a parked conversation") {
-            Ok(memory) => memory,
-            Err(BackendError::OutOfMemory { .. }) => return Ok(false),
-            Err(error) => return Err(error.into()),
-        };
+        let Some(memory) = self.alloc(bytes, "a parked conversation")? else { return Ok(false) };
         let mut dst = memory.range().start;
         for stretch in self.kv.stretches(sequence.first_row(), sequence.len()) {
             self.backend.copy(stream, Copy { dst, src: stretch.start, bytes: stretch.bytes, direction: Direction::ToHost })?;

@@ -3,7 +3,7 @@
 use crate::units::TokenId;
 
 /// Deterministic runs reuse rows up to a multiple of this only, where tiles of attention and later of recurrences begin.
-const DETERMINISTIC_STEP: usize = 64;
+pub const DETERMINISTIC_STEP: usize = 64;
 
 /// How rows of a timeline may be reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,10 +113,14 @@ impl Sequence {
     }
 }
 
+/// Leading tokens that are the same.
+pub fn common_tokens(tokens: &[TokenId], prompt: &[TokenId]) -> usize {
+    tokens.iter().zip(prompt).take_while(|(ours, theirs)| ours == theirs).count()
+}
+
 /// As [`Sequence::reusable`], for tokens that are parked.
 pub fn reusable(tokens: &[TokenId], prompt_rows: usize, prompt: &[TokenId], reuse: Reuse) -> usize {
-    let common = tokens.iter().zip(prompt).take_while(|(ours, theirs)| ours == theirs).count();
-    let common = common.min(prompt.len().saturating_sub(1));
+    let common = common_tokens(tokens, prompt).min(prompt.len().saturating_sub(1));
     match reuse {
         Reuse::Any => common,
         Reuse::Deterministic => common.min(prompt_rows) / DETERMINISTIC_STEP * DETERMINISTIC_STEP,

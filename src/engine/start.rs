@@ -12,6 +12,7 @@ use super::guard::Guard;
 use super::learned::Learned;
 use super::prefill::PromptPath;
 use super::prefix_cache::{KvRows, PrefixCache};
+use super::recurrent::Recurrent;
 use super::timelines::Timelines;
 use super::{Engine, EngineError};
 use crate::backend::{Backend, Copy, DeviceMemory, Direction};
@@ -57,8 +58,14 @@ impl<B: Backend> Engine<B> {
         let mut costs = Costs::new(backend.capabilities().copy_engines > 0, Prior::of(&model.shape, weights));
         let dense = load_dense(&*backend, &store, weights, &compute, &mut costs, on_progress)?;
         let kv = backend.malloc(plan.kv_bytes, "KV cache")?;
-        let resident =
-            ResidentAddrs { dense: dense.range().start, kv: kv.range().start, n_ctx: plan.ctx_tokens, kv_format: plan.kv_format };
+        let recurrent = Recurrent::new(Rc::clone(&backend), &model.shape)?;
+        let resident = ResidentAddrs {
+            dense: dense.range().start,
+            kv: kv.range().start,
+            state: recurrent.addr(),
+            n_ctx: plan.ctx_tokens,
+            kv_format: plan.kv_format,
+        };
         let layout = WindowLayout::new(&model.shape, weights, plan.exact, plan.window_rows);
         let window_buffer = backend.malloc(layout.bytes, "decode buffers")?;
         let window_times = [backend.create_event()?, backend.create_event()?];
@@ -77,9 +84,9 @@ impl<B: Backend> Engine<B> {
             base: resident.kv,
             layer_bytes: ModelWeights::kv_layer_bytes(&model.shape, plan.kv_format, plan.ctx_tokens),
             row_bytes: ModelWeights::kv_row_bytes(&model.shape, plan.kv_format),
-            n_layer: model.shape.n_layer,
+            n_layer: model.shape.n_kv_layer(),
         };
-        let prefix_cache = PrefixCache::new(Rc::clone(&backend), kv_rows, settings.prefix_cache);
+        let prefix_cache = PrefixCache::new(Rc::clone(&backend), kv_rows, plan.state_bytes, settings.prefix_cache);
         let embedding = Embedding::new(&model).map_err(start_error)?;
         let mut engine = Self {
             backend,
@@ -99,6 +106,8 @@ impl<B: Backend> Engine<B> {
             compute,
             embedding,
             timelines: Timelines::default(),
+            recurrent,
+            checkpoints: Vec::new(),
             prefix_cache,
             notices,
             lowest_free: None,

@@ -3,11 +3,10 @@
 //! The *main* timeline begins at row 0 of the caches. A *side* timeline lies in rows that main has not reached: a small request (an
 //! agent's title, a second agent) is answered there, and main's long prefix stays. Main grows over it when it needs the rows.
 
-use crate::engine::sequence::{Reuse, Sequence};
-use crate::units::TokenId;
+use crate::engine::sequence::Sequence;
 
 /// Rows whose loss is worth a side timeline or a parked copy.
-const WORTH_KEEPING: usize = 64;
+pub const WORTH_KEEPING: usize = 64;
 /// Loss below which a request takes main's place, however short it is.
 const SIDE_LOSS_MIN: usize = 512;
 /// Tokens that a side timeline has room to write at least.
@@ -25,9 +24,9 @@ pub enum Place {
 
 /// What a request needs.
 #[derive(Clone, Copy, Debug)]
-pub struct Wanted<'t> {
-    /// Its prompt.
-    pub prompt: &'t [TokenId],
+pub struct Wanted {
+    /// Tokens of its prompt.
+    pub prompt_tokens: usize,
     /// Tokens it may write at most.
     pub tokens_max: usize,
     /// Tokens of the prompt in the best parked conversation.
@@ -121,12 +120,12 @@ impl Timelines {
     }
 
     /// Chooses the timeline for a request in caches of `n_ctx` rows: the one that holds most of the prompt; the side one where main
-    /// would lose much more than the request is long.
+    /// would lose much more than the request is long. `reusable` says how many leading tokens of the prompt a timeline spares.
     #[must_use]
-    pub fn decide(&self, wanted: Wanted<'_>, n_ctx: usize, reuse: Reuse) -> Decision {
-        let n_prompt = wanted.prompt.len();
-        let in_main = self.main.reusable(wanted.prompt, reuse);
-        let in_side = self.side.as_ref().map_or(0, |side| side.reusable(wanted.prompt, reuse));
+    pub fn decide(&self, wanted: Wanted, n_ctx: usize, reusable: impl Fn(Place, &Sequence) -> usize) -> Decision {
+        let n_prompt = wanted.prompt_tokens;
+        let in_main = reusable(Place::Main, &self.main);
+        let in_side = self.side.as_ref().map_or(0, |side| reusable(Place::Side, side));
         if let Some(side) = self.side.as_ref().filter(|_| in_side > 0 && in_side >= in_main.max(wanted.parked)) {
             // A continuation that has outgrown its room moves to main, as any other.
             if side.first_row() as usize + n_prompt + SIDE_ROOM_MIN.min(wanted.tokens_max) <= n_ctx {
@@ -164,6 +163,8 @@ mod tests {
     //! Goal: the timeline that saves most is chosen, and a long one does not fall to a small request. Method: timelines of counted
     //! tokens; no device.
     use super::*;
+    use crate::engine::sequence::Reuse;
+    use crate::units::TokenId;
 
     const N_CTX: usize = 8192;
 
@@ -179,7 +180,8 @@ mod tests {
     }
 
     fn decide(timelines: &Timelines, prompt: &[TokenId], tokens_max: usize, parked: usize) -> Decision {
-        timelines.decide(Wanted { prompt, tokens_max, parked }, N_CTX, Reuse::Any)
+        let wanted = Wanted { prompt_tokens: prompt.len(), tokens_max, parked };
+        timelines.decide(wanted, N_CTX, |_, sequence| sequence.reusable(prompt, Reuse::Any))
     }
 
     #[test]

@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::engine::costs::Costs;
 use crate::engine::prefill::keys_seen;
 use crate::model::layout::PromptSize;
-use crate::phase::levelled::levelled_len;
+use crate::phase::levelled::{levelled_len, stepped_len};
 use crate::phase::plan::{Plan, PromptMemory};
 use crate::phase::prompt_sizes::SizeLimits;
 use crate::settings::{AliasThreshold, BlockSetting, EngineSettings, HeadAliasMode, ShortRead};
@@ -63,6 +63,10 @@ pub struct ModelTraffic<'a> {
     pub expert_bytes: Bytes,
     /// Layers.
     pub n_layer: u32,
+    /// Layers with attention.
+    pub n_attention_layer: u32,
+    /// Blocks that do not hold a whole prompt are multiples of this.
+    pub block_step: u32,
     /// Routed experts of a layer.
     pub n_expert: u32,
     /// Experts that a token uses.
@@ -172,7 +176,9 @@ impl Predictor<'_> {
     /// Seconds of one layer over `rows` tokens behind `past`, read in chunks of `chunk`.
     fn layer_s(&self, size: PromptSize, rows: f64, past: f64, lent_slots: u32) -> f64 {
         let chunks = (rows / f64::from(size.chunk)).ceil();
-        let attention_s = self.costs.attention_s(chunks, keys_seen(past, rows));
+        // An average layer: attention is only in some.
+        let attention_share = f64::from(self.model.n_attention_layer) / f64::from(self.model.n_layer);
+        let attention_s = attention_share * self.costs.attention_s(chunks, keys_seen(past, rows));
         let mixer_s = self.costs.linear_s(chunks, rows) + attention_s + ROUTES_S;
         let touched = self.touched(rows);
         let routed_rows = rows * f64::from(self.model.n_expert_used);
@@ -211,7 +217,8 @@ impl Predictor<'_> {
         // A block set by hand is read in as few passes as it allows, in its first form that fits.
         let forms = if self.is_block_chosen { usize::MAX } else { 1 };
         let try_passes = |passes: usize, best: &mut Option<Candidate>| {
-            let block = levelled_len(tokens, u32::try_from(tokens.div_ceil(passes.clamp(1, tokens))).unwrap_or(block_max).min(block_max));
+            let most = u32::try_from(tokens.div_ceil(passes.clamp(1, tokens))).unwrap_or(block_max);
+            let block = stepped_len(tokens, most, block_max, self.model.block_step);
             let levelled = |size: PromptSize| PromptSize { chunk: levelled_len(block as usize, size.chunk), ..size };
             for candidate in self.limits.sizes(block).filter_map(|size| self.candidate(way, levelled(size))).take(forms) {
                 *best = Some(best.map_or(candidate, |best| best.better(candidate)));
@@ -307,7 +314,7 @@ pub fn choose(plan: &Plan, model: ModelTraffic<'_>, costs: &Costs, settings: &En
         Choice { way, chunk, block, ring_slots, predicted_s: seconds, reason }
     };
     let Reading { tokens, .. } = reading;
-    let limits = SizeLimits::new(settings, plan.ctx_tokens);
+    let limits = SizeLimits::new(settings, plan.ctx_tokens, model.block_step);
     let is_block_chosen = settings.block == BlockSetting::Auto;
     let predictor = Predictor { plan, model, costs, limits, is_block_chosen, reading };
     if tokens == 0 {

@@ -17,7 +17,7 @@ fn buffer_bytes(size: PromptSize) -> Bytes {
 /// 100 slots of 1 MiB and a head of 8; room for prompt buffers of `kept` and `lent` MiB.
 fn plan(kept: u64, lent: u64) -> Plan {
     let nobody = PhaseBytes { owners: Vec::new(), total_bytes: Bytes::ZERO };
-    let limits = SizeLimits::new(&EngineSettings::default(), 32_768);
+    let limits = SizeLimits::new(&EngineSettings::default(), 32_768, 1);
     let block = |room: u64| limits.largest_block(|size| buffer_bytes(size) <= Bytes::mib(room)).map_or(0, |size| size.block);
     let chunk = |room: u64| limits.largest_chunk(|size| buffer_bytes(size) <= Bytes::mib(room));
     Plan {
@@ -30,6 +30,7 @@ fn plan(kept: u64, lent: u64) -> Plan {
         longer_context: None,
         exact: false,
         dense_bytes: Bytes::mib(10),
+        state_bytes: Bytes::ZERO,
         kv_bytes: Bytes::mib(10),
         window_bytes: Bytes::mib(1),
         graph_bytes: Bytes::ZERO,
@@ -65,7 +66,15 @@ fn choose_with(plan: &Plan, costs: &Costs, settings: &EngineSettings, tokens: us
             .max(buffer_bytes(PromptSize::chunk(if way == Way::Alias { plan.alias_chunk } else { plan.kept_head_chunk })));
         Some(buffer_bytes(size)).filter(|&bytes| bytes <= room)
     };
-    let model = ModelTraffic { expert_bytes: Bytes::mib(1000), n_layer: 10, n_expert: 128, n_expert_used: 8, arena_bytes: &arena_bytes };
+    let model = ModelTraffic {
+        expert_bytes: Bytes::mib(1000),
+        n_layer: 10,
+        n_attention_layer: 10,
+        block_step: 1,
+        n_expert: 128,
+        n_expert_used: 8,
+        arena_bytes: &arena_bytes,
+    };
     choose(plan, model, costs, settings, Reading { past: 0, tokens })
 }
 

@@ -3,10 +3,11 @@
 use std::io::Write;
 use std::ops::ControlFlow;
 
-use super::decode::{Window, WindowParts};
+use super::decode::{Window, WindowParts, Windows};
 use super::{Engine, EngineError, Event, OnEvent, check_tokens};
 use crate::backend::Backend;
 use crate::model::forward::Forward;
+use crate::model::forward::draft::DraftFrom;
 use crate::units::TokenId;
 
 impl<B: Backend> Engine<B> {
@@ -36,20 +37,17 @@ impl<B: Backend> Engine<B> {
             return Err(EngineError::BadWindow { rows, rows_max, position, ctx_tokens });
         }
         check_tokens(tokens, self.model.shape.n_vocab)?;
+        if self.recurrent.is_there() && self.recurrent.position() != Some(position) {
+            assert_eq!(position, 0, "a recurrent state is at the end of its sequence");
+            self.recurrent.clear(&self.compute)?;
+        }
         let with_head = logits.is_some();
         // A window that fails leaves nothing to accept, not even of the one before.
         self.timelines.active_mut().offer(&[]);
-        let mut parts = WindowParts {
-            forward: Forward { shape: &self.model.shape, weights: &self.model.weights, resident: self.resident, exact: self.plan.exact },
-            embedding: &self.embedding,
-            scheduler: &self.scheduler,
-            experts: &mut self.experts,
-            stream: &self.compute,
-            notices: &mut self.notices,
-        };
+        self.backend.record(&self.compute, &self.window_times[0])?;
+        let (windows, mut parts) = self.windows_and_parts();
+        windows.run(Window { tokens, position, first_row }, &mut parts, logits)?;
         let [began, ended] = &self.window_times;
-        self.backend.record(&self.compute, began)?;
-        self.windows.run(Window { tokens, position, first_row }, &mut parts, logits)?;
         self.backend.record(&self.compute, ended)?;
         self.backend.synchronise_event(ended)?;
         self.costs.note_window(rows, self.backend.elapsed_s(began, ended)?);
@@ -61,13 +59,51 @@ impl<B: Backend> Engine<B> {
         Ok(())
     }
 
-    /// Adds the first `n_rows` tokens of the last window to the live sequence. What the window left in the cache behind them is
-    /// overwritten by the next one.
+    /// Adds the first `n_rows` tokens of the last window to the live sequence, and takes a recurrent state over them. What the window
+    /// left in the cache behind them is overwritten by the next one.
+    ///
+    /// # Errors
+    /// The device's, of the recurrent state. The sequence is forgotten then.
     ///
     /// # Panics
     /// Where the last window had fewer tokens, or has been accepted already.
-    pub fn accept(&mut self, n_rows: usize) {
+    pub fn accept(&mut self, n_rows: usize) -> Result<(), EngineError> {
+        if n_rows > 0 && self.recurrent.is_there() {
+            self.recurrent.set_position(None);
+            let (windows, mut parts) = self.windows_and_parts();
+            if let Err(error) = windows.commit(n_rows, &mut parts) {
+                self.reset();
+                return Err(error);
+            }
+            self.recurrent.set_position(Some(self.timelines.active().len() + n_rows));
+        }
         self.timelines.active_mut().accept(n_rows);
+        Ok(())
+    }
+
+    /// Lets the draft layer know of the last `next.len()` rows of the last window, which are accepted, and of the tokens that follow each.
+    /// Nothing where there is none.
+    fn feed_draft_layer(&mut self, next: &[TokenId]) -> Result<(), EngineError> {
+        if !self.model.shape.has_draft_layer {
+            return Ok(());
+        }
+        let sequence = self.timelines.active();
+        let window = Window { tokens: next, position: sequence.len() - next.len(), first_row: sequence.first_row() };
+        let (windows, mut parts) = self.windows_and_parts();
+        windows.draft(window, DraftFrom::Window, &mut parts, None)
+    }
+
+    /// The windows, and what they touch of the rest.
+    fn windows_and_parts(&mut self) -> (&mut Windows<B>, WindowParts<'_, B>) {
+        let parts = WindowParts {
+            forward: Forward { shape: &self.model.shape, weights: &self.model.weights, resident: self.resident, exact: self.plan.exact },
+            embedding: &self.embedding,
+            scheduler: &self.scheduler,
+            experts: &mut self.experts,
+            stream: &self.compute,
+            notices: &mut self.notices,
+        };
+        (&mut self.windows, parts)
     }
 
     /// Writes a line for every window from here on to `out`; `docs/window-hashes.md` has the format. What is buffered is written out
@@ -80,13 +116,21 @@ impl<B: Backend> Engine<B> {
         self.windows.flush_hashes()
     }
 
-    /// Reads all of `tokens` through the largest windows there are, without a head.
-    pub(super) fn read_through_windows(&mut self, tokens: &[TokenId], on_event: &mut OnEvent<'_>) -> Result<ControlFlow<()>, EngineError> {
+    /// Reads all of `tokens`, behind which `last` follows, through the largest windows there are, without a head.
+    pub(super) fn read_through_windows(
+        &mut self,
+        tokens: &[TokenId],
+        last: TokenId,
+        on_event: &mut OnEvent<'_>,
+    ) -> Result<ControlFlow<()>, EngineError> {
         let mut done = 0;
         for window in tokens.chunks(self.window_rows()) {
             self.window(window, None)?;
-            self.accept(window.len());
-            done += window.len() as u64;
+            self.accept(window.len())?;
+            let end = done as usize + window.len();
+            let next: Vec<TokenId> = tokens[done as usize + 1..].iter().copied().chain([last]).take(window.len()).collect();
+            self.feed_draft_layer(&next)?;
+            done = end as u64;
             if on_event(Event::Reading { done, total: tokens.len() as u64 }).is_break() {
                 return Ok(ControlFlow::Break(()));
             }

@@ -102,19 +102,19 @@ fn a_prompt_is_read_through_the_largest_windows_and_may_be_stopped_between_them(
         told.push(event);
         ControlFlow::Continue(())
     };
-    assert!(rig.engine.read_through_windows(&tokens, &mut all).expect("reads").is_continue());
+    assert!(rig.engine.read_through_windows(&tokens, 1, &mut all).expect("reads").is_continue());
     assert_eq!(told, [8, 16, 21].map(|done| Event::Reading { done, total: 21 }));
     rig.engine.window(&[7], Some(&mut logits[0])).expect("a window");
     rig.engine.reset();
     for token in &tokens {
         rig.engine.window(&[*token], None).expect("a window");
-        rig.engine.accept(1);
+        rig.engine.accept(1).expect("there is no state to commit");
     }
     rig.engine.window(&[7], Some(&mut logits[1])).expect("a window");
     assert!(logits[0] == logits[1] && logits[0].iter().all(|logit| logit.is_finite()));
 
     rig.engine.reset();
-    let stopped = rig.engine.read_through_windows(&tokens, &mut |_| ControlFlow::Break(())).expect("reads");
+    let stopped = rig.engine.read_through_windows(&tokens, 1, &mut |_| ControlFlow::Break(())).expect("reads");
     assert!(stopped.is_break() && rig.engine.sequence_tokens() == &tokens[..8]);
 }
 
@@ -152,7 +152,7 @@ fn the_experts_of_a_window_are_those_of_its_tokens_layer_by_layer() {
     let mut by_layer = vec![Vec::new(); shape.n_layer as usize];
     for token in &tokens {
         rig.engine.window(&[*token], None).expect("a window");
-        rig.engine.accept(1);
+        rig.engine.accept(1).expect("there is no state to commit");
         for (layer, experts) in by_layer.iter_mut().zip(rig.engine.windows.routes().chunks(n_used)) {
             layer.push(experts.to_vec());
         }

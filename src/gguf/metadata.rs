@@ -280,6 +280,13 @@ impl<'a> FromValue<'a> for &'a [String] {
     }
 }
 
+impl<'a> FromValue<'a> for &'a [bool] {
+    const WANTED: &'static str = "an array of bools";
+    fn from_value(value: &'a Value) -> Result<Self, Unfit> {
+        if let Value::Array(Array::Bool(items)) = value { Ok(items) } else { Err(Unfit::Type) }
+    }
+}
+
 /// A setting that a file gives once for all layers, or once for each.
 ///
 /// One number is not spread out: the count of layers comes from the file too, and must not decide how much is allocated.

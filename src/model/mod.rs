@@ -47,6 +47,18 @@ impl Model {
         Ok(Self { file, shape, weights })
     }
 
+    /// The model as if its file had no draft layer: nothing of it is loaded or planned for.
+    ///
+    /// # Errors
+    /// As [`Model::open`].
+    pub fn without_draft_layer(mut self) -> Result<Self, ModelError> {
+        if self.shape.has_draft_layer {
+            self.shape.has_draft_layer = false;
+            self.weights = ModelWeights::read(&self.file, &self.shape)?;
+        }
+        Ok(self)
+    }
+
     /// The tokenizer that the file describes.
     ///
     /// # Errors

@@ -1,18 +1,36 @@
 //! Sizes of a model, read from the metadata and checked once.
 
+use crate::backend::op::{DELTA_STEP, DeltaShape};
 use crate::gguf::{GgufFile, Metadata};
 use crate::model::ModelError;
 
 /// Architectures of this version, as messages name them.
-pub const SUPPORTED: &str = "qwen3moe";
+pub const SUPPORTED: &str = "qwen3moe, qwen35moe";
+
+/// What mixes the tokens of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mixer {
+    /// Attention over keys and values of all tokens so far.
+    Attention,
+    /// A gated delta net: a recurrent state and a short convolution.
+    Delta,
+}
 
 /// Sizes of a model. All counts are at least 1.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ModelShape {
     /// `general.architecture`.
     pub architecture: String,
-    /// Layers.
+    /// Layers, without a draft layer.
     pub n_layer: u32,
+    /// What mixes the tokens, layer by layer.
+    pub mixers: Vec<Mixer>,
+    /// Sizes of the delta nets, where there are any.
+    pub delta: Option<DeltaShape>,
+    /// Whether attention's output is gated: `attn_q` then holds a gate behind each head's queries.
+    pub gated_attention: bool,
+    /// Whether a draft (MTP) layer follows the last one: attention, experts and a projection of its own, at `blk.{n_layer}`.
+    pub has_draft_layer: bool,
     /// Width of the residual.
     pub n_embd: u32,
     /// Query heads.
@@ -29,6 +47,8 @@ pub struct ModelShape {
     pub n_expert_used: u32,
     /// Inner width of an expert.
     pub n_ff: u32,
+    /// Inner width of the expert that every token uses; 0 where there is none.
+    pub n_ff_shared: u32,
     /// Tokens the head tells apart: rows of `token_embd`, which may exceed the token list.
     pub n_vocab: u32,
     /// Tokens the model was trained on at once.
@@ -45,6 +65,11 @@ pub struct ModelShape {
 
 /// Largest value accepted for any size, far above any model: a sum of products of such numbers fits 64 bits.
 const SIZE_MAX: u32 = 1 << 24;
+
+/// Largest head of a delta net: its state is the square.
+const STATE_SIZE_MAX: u32 = 512;
+/// Most taps of a delta net's convolution.
+const TAPS_MAX: u32 = 16;
 
 struct Reader<'a> {
     metadata: &'a Metadata,
@@ -82,6 +107,53 @@ impl Reader<'_> {
         self.checked(name, value).map(Some)
     }
 
+    /// Draft layers at the end of the `n_block` layers.
+    fn n_draft_layer(&self, n_block: u32) -> Result<u32, ModelError> {
+        let name = "nextn_predict_layers";
+        match self.metadata.u32_opt(&self.key(name))?.unwrap_or(0) {
+            count @ 0..=1 if count < n_block => Ok(count),
+            count => Err(self.refuse(name, count, "this version reads none or one, behind at least one other layer")),
+        }
+    }
+
+    /// Which layers are delta nets: those that the file lists, else all but every so-many-th.
+    fn mixers(&self, n_layer: u32) -> Result<Vec<Mixer>, ModelError> {
+        let mixer = |is_recurrent: bool| if is_recurrent { Mixer::Delta } else { Mixer::Attention };
+        let name = "attention.recurrent_layers";
+        if let Some(listed) = self.metadata.optional::<&[bool]>(&self.key(name))? {
+            // A draft layer may be listed, too.
+            if listed.len() < n_layer as usize {
+                let rule = format!("there are {n_layer} layers");
+                return Err(self.refuse(name, format!("{} values", listed.len()), rule));
+            }
+            return Ok(listed[..n_layer as usize].iter().copied().map(mixer).collect());
+        }
+        let interval = self.size_or("full_attention_interval", 4)?;
+        Ok((1..=n_layer).map(|number| mixer(number % interval != 0)).collect())
+    }
+
+    /// Sizes of the delta nets.
+    fn delta(&self) -> Result<DeltaShape, ModelError> {
+        let (n_head_v, head_dim) = (self.size("ssm.time_step_rank")?, self.size("ssm.state_size")?);
+        let shape = DeltaShape { n_head_k: self.size("ssm.group_count")?, n_head_v, head_dim, n_taps: self.size("ssm.conv_kernel")? };
+        let inner_size = self.size("ssm.inner_size")?;
+        if u64::from(inner_size) != u64::from(n_head_v) * u64::from(head_dim) {
+            return Err(self.refuse("ssm.inner_size", inner_size, format!("{n_head_v} heads have {head_dim} numbers each")));
+        }
+        if !n_head_v.is_multiple_of(shape.n_head_k) {
+            let rule = format!("the {n_head_v} value heads must be a multiple of it");
+            return Err(self.refuse("ssm.group_count", shape.n_head_k, rule));
+        }
+        if !head_dim.is_multiple_of(32) || head_dim > STATE_SIZE_MAX {
+            let rule = format!("it must be a multiple of 32, and at most {STATE_SIZE_MAX}");
+            return Err(self.refuse("ssm.state_size", head_dim, rule));
+        }
+        if !(2..=TAPS_MAX).contains(&shape.n_taps) {
+            return Err(self.refuse("ssm.conv_kernel", shape.n_taps, format!("it must be from 2 to {TAPS_MAX}")));
+        }
+        Ok(shape)
+    }
+
     fn float(&self, name: &str, default: Option<f32>) -> Result<f32, ModelError> {
         let value = match (self.metadata.f32_opt(&self.key(name))?, default) {
             (Some(value), _) | (None, Some(value)) => value,
@@ -116,18 +188,21 @@ impl ModelShape {
     /// Where the architecture is not supported, a key is missing or of a wrong type, or a number makes no sense.
     pub fn read(metadata: &Metadata, file: &GgufFile) -> Result<Self, ModelError> {
         let architecture = metadata.string("general.architecture")?.to_owned();
-        if architecture != "qwen3moe" {
+        let is_hybrid = architecture == "qwen35moe";
+        if !is_hybrid && architecture != "qwen3moe" {
             return Err(ModelError::Architecture { file: metadata.file().to_owned(), found: architecture, supported: SUPPORTED });
         }
         let reader = Reader { metadata, architecture: architecture.clone() };
         reader.refuse_rope_scaling()?;
-        let n_layer = reader.size("block_count")?;
+        let n_block = reader.size("block_count")?;
+        let n_draft_layer = if is_hybrid { reader.n_draft_layer(n_block)? } else { 0 };
+        let n_layer = n_block - n_draft_layer;
         let n_embd = reader.size("embedding_length")?;
-        let n_head = reader.uniform("attention.head_count", n_layer)?.ok_or_else(|| missing(&reader, "attention.head_count"))?;
-        let n_head_kv = reader.uniform("attention.head_count_kv", n_layer)?.unwrap_or(n_head);
+        let n_head = reader.uniform("attention.head_count", n_block)?.ok_or_else(|| missing(&reader, "attention.head_count"))?;
+        let n_head_kv = reader.uniform("attention.head_count_kv", n_block)?.unwrap_or(n_head);
         let head_dim = reader.size_or("attention.key_length", n_embd / n_head)?;
         let n_expert_used = reader.size("expert_used_count")?;
-        let n_ff = match reader.uniform("expert_feed_forward_length", n_layer)? {
+        let n_ff = match reader.uniform("expert_feed_forward_length", n_block)? {
             Some(width) => width,
             // Files from before the key existed give the sum over the experts used.
             None => reader.size("feed_forward_length")? / n_expert_used,
@@ -143,8 +218,13 @@ impl ModelShape {
         let embedding = file
             .tensor("token_embd.weight")
             .ok_or_else(|| ModelError::MissingTensor { file: metadata.file().to_owned(), tensor: "token_embd.weight".to_owned() })?;
+        let mixers = if is_hybrid { reader.mixers(n_layer)? } else { vec![Mixer::Attention; n_layer as usize] };
         let shape = Self {
             n_layer,
+            delta: if mixers.contains(&Mixer::Delta) { Some(reader.delta()?) } else { None },
+            mixers,
+            gated_attention: is_hybrid,
+            has_draft_layer: n_draft_layer > 0,
             n_embd,
             n_head,
             n_head_kv,
@@ -153,6 +233,7 @@ impl ModelShape {
             n_expert: reader.size("expert_count")?,
             n_expert_used,
             n_ff,
+            n_ff_shared: if is_hybrid { reader.size("expert_shared_feed_forward_length")? } else { 0 },
             n_vocab: embedding.shape.first().map_or(0, |&rows| u32::try_from(rows).unwrap_or(u32::MAX)),
             n_ctx_train: reader.size("context_length")?,
             rms_eps: reader.float("attention.layer_norm_rms_epsilon", None)?,
@@ -178,8 +259,8 @@ impl ModelShape {
             let rule = format!("{} heads of that size make rows of more than {SIZE_MAX} numbers", self.n_head);
             return Err(reader.refuse("attention.key_length", self.head_dim, rule));
         }
-        if product(self.n_layer, self.n_expert) > u64::from(SIZE_MAX) {
-            let rule = format!("{} layers of as many make more than {SIZE_MAX}", self.n_layer);
+        if product(self.n_expert_layer(), self.n_expert) > u64::from(SIZE_MAX) {
+            let rule = format!("{} layers of as many make more than {SIZE_MAX}", self.n_expert_layer());
             return Err(reader.refuse("expert_count", self.n_expert, rule));
         }
         if self.n_expert_used > self.n_expert {
@@ -208,10 +289,47 @@ impl ModelShape {
         Ok(())
     }
 
+    /// Layers that have routed experts: all, the draft layer with them.
+    #[must_use]
+    pub fn n_expert_layer(&self) -> u32 {
+        self.n_layer + u32::from(self.has_draft_layer)
+    }
+
     /// Routed experts of the whole model.
     #[must_use]
     pub fn n_routed_experts(&self) -> u32 {
-        self.n_layer * self.n_expert
+        self.n_expert_layer() * self.n_expert
+    }
+
+    /// What mixes the tokens of `layer`, which may be the draft layer.
+    #[must_use]
+    pub fn mixer(&self, layer: u32) -> Mixer {
+        self.mixers.get(layer as usize).copied().unwrap_or(Mixer::Attention)
+    }
+
+    /// Layers before `layer` whose mixer is `mixer`: the number of `layer` among them.
+    #[must_use]
+    pub fn index_among(&self, mixer: Mixer, layer: u32) -> u32 {
+        let before = self.mixers.iter().take(layer as usize).filter(|&&other| other == mixer).count();
+        u32::try_from(before).expect("layers are 32-bit numbers")
+    }
+
+    /// Layers with keys and values, a draft layer with them.
+    #[must_use]
+    pub fn n_kv_layer(&self) -> u32 {
+        self.index_among(Mixer::Attention, self.n_layer) + u32::from(self.has_draft_layer)
+    }
+
+    /// Blocks of a prompt end at multiples of this, counted from position 0: where no step of a delta net is left open.
+    #[must_use]
+    pub fn block_step(&self) -> u32 {
+        if self.delta.is_some() { DELTA_STEP } else { 1 }
+    }
+
+    /// Layers with a recurrent state.
+    #[must_use]
+    pub fn n_delta_layer(&self) -> u32 {
+        self.index_among(Mixer::Delta, self.n_layer)
     }
 
     /// Width of all query heads together.

@@ -1,7 +1,8 @@
 //! Where each tensor of a model lies in its file, what must stay on the device, and what is an expert.
 
-use crate::backend::op::{ExpertShape, KvFormat};
+use crate::backend::op::{DeltaShape, ExpertShape, KvFormat};
 use crate::gguf::{GgufFile, TensorInfo};
+use crate::model::shape::Mixer;
 use crate::model::{ModelError, ModelShape};
 use crate::quant::{ActivationFormat, QuantType};
 use crate::units::Bytes;
@@ -42,14 +43,68 @@ pub struct DenseTensor {
 #[allow(missing_docs, reason = "the names of the tensors")]
 pub struct LayerDense {
     pub attn_norm: usize,
+    pub mixer: MixerDense,
+    /// The norm before the router and the experts.
+    pub ffn_norm: usize,
+    pub router: usize,
+    /// The expert that every token uses, where there is one.
+    pub shared: Option<SharedDense>,
+}
+
+/// Dense tensors of a layer's mixer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the mixers of the model's shape")]
+pub enum MixerDense {
+    Attention(AttentionDense),
+    Delta(DeltaDense),
+}
+
+/// Dense tensors of an attention layer. With gates, `attn_q` has each head's gate behind its queries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names of the tensors")]
+pub struct AttentionDense {
     pub attn_q: usize,
     pub attn_k: usize,
     pub attn_v: usize,
     pub attn_q_norm: usize,
     pub attn_k_norm: usize,
     pub attn_output: usize,
-    pub ffn_norm: usize,
-    pub router: usize,
+}
+
+/// Dense tensors of a gated delta net.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names of the tensors")]
+pub struct DeltaDense {
+    pub attn_qkv: usize,
+    pub attn_gate: usize,
+    pub ssm_beta: usize,
+    pub ssm_alpha: usize,
+    pub ssm_dt: usize,
+    pub ssm_a: usize,
+    pub ssm_conv1d: usize,
+    pub ssm_norm: usize,
+    pub ssm_out: usize,
+}
+
+/// Dense tensors of a shared expert: `sigmoid(gate_inp x) * down(silu(gate x) * up x)`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names of the tensors")]
+pub struct SharedDense {
+    pub gate_inp: usize,
+    pub gate: usize,
+    pub up: usize,
+    pub down: usize,
+}
+
+/// Dense tensors of a draft layer beside those that every layer has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the names of the tensors")]
+pub struct DraftDense {
+    pub eh_proj: usize,
+    pub enorm: usize,
+    pub hnorm: usize,
+    /// The norm before the head; the model's own where the file has none.
+    pub head_norm: usize,
 }
 
 /// One matrix of all experts of a layer: expert `e` begins at `offset + e * stride` of its file.
@@ -140,10 +195,12 @@ pub struct ModelWeights {
     pub dense: Vec<DenseTensor>,
     /// Bytes of that allocation.
     pub dense_bytes: Bytes,
-    /// Layer by layer, which dense tensor is which.
+    /// Layer by layer, which dense tensor is which; a draft layer is the last.
     pub layers: Vec<LayerDense>,
-    /// Layer by layer, the routed experts.
+    /// Layer by layer, the routed experts; a draft layer is the last.
     pub experts: Vec<LayerExperts>,
+    /// What the draft layer has beside that, where there is one.
+    pub draft: Option<DraftDense>,
 }
 
 struct Finder<'a> {
@@ -246,19 +303,73 @@ impl Finder<'_> {
         Ok(LayerExperts { gate, up, down })
     }
 
-    fn layer(&mut self, layer: u32, shape: &ModelShape) -> Result<LayerDense, ModelError> {
-        let name = |part: &str| format!("blk.{layer}.{part}.weight");
+    fn attention(&mut self, name: impl Fn(&str) -> String, shape: &ModelShape) -> Result<AttentionDense, ModelError> {
         let (n_embd, head_dim) = (shape.n_embd, shape.head_dim);
-        Ok(LayerDense {
-            attn_norm: self.dense_f32(&name("attn_norm"), &[n_embd])?,
-            attn_q: self.dense(&name("attn_q"), &[shape.q_width(), n_embd])?,
+        let query_width = if shape.gated_attention { 2 * shape.q_width() } else { shape.q_width() };
+        Ok(AttentionDense {
+            attn_q: self.dense(&name("attn_q"), &[query_width, n_embd])?,
             attn_k: self.dense(&name("attn_k"), &[shape.kv_width(), n_embd])?,
             attn_v: self.dense(&name("attn_v"), &[shape.kv_width(), n_embd])?,
             attn_q_norm: self.dense_f32(&name("attn_q_norm"), &[head_dim])?,
             attn_k_norm: self.dense_f32(&name("attn_k_norm"), &[head_dim])?,
             attn_output: self.dense(&name("attn_output"), &[n_embd, shape.q_width()])?,
-            ffn_norm: self.dense_f32(&name("ffn_norm"), &[n_embd])?,
+        })
+    }
+
+    fn delta(&mut self, layer: u32, n_embd: u32, delta: DeltaShape) -> Result<DeltaDense, ModelError> {
+        let name = |part: &str| format!("blk.{layer}.{part}");
+        let (n_head, values) = (delta.n_head_v, delta.value_width());
+        Ok(DeltaDense {
+            attn_qkv: self.dense(&name("attn_qkv.weight"), &[delta.n_channels(), n_embd])?,
+            attn_gate: self.dense(&name("attn_gate.weight"), &[values, n_embd])?,
+            ssm_beta: self.dense(&name("ssm_beta.weight"), &[n_head, n_embd])?,
+            ssm_alpha: self.dense(&name("ssm_alpha.weight"), &[n_head, n_embd])?,
+            ssm_dt: self.dense_f32(&name("ssm_dt.bias"), &[n_head])?,
+            ssm_a: self.dense_f32(&name("ssm_a"), &[n_head])?,
+            ssm_conv1d: self.dense_f32(&name("ssm_conv1d.weight"), &[delta.n_channels(), delta.n_taps])?,
+            ssm_norm: self.dense_f32(&name("ssm_norm.weight"), &[delta.head_dim])?,
+            ssm_out: self.dense(&name("ssm_out.weight"), &[n_embd, values])?,
+        })
+    }
+
+    fn shared(&mut self, name: impl Fn(&str) -> String, shape: &ModelShape) -> Result<SharedDense, ModelError> {
+        let (n_embd, n_ff) = (shape.n_embd, shape.n_ff_shared);
+        Ok(SharedDense {
+            gate_inp: self.dense_f32(&name("ffn_gate_inp_shexp"), &[n_embd])?,
+            gate: self.dense(&name("ffn_gate_shexp"), &[n_ff, n_embd])?,
+            up: self.dense(&name("ffn_up_shexp"), &[n_ff, n_embd])?,
+            down: self.dense(&name("ffn_down_shexp"), &[n_embd, n_ff])?,
+        })
+    }
+
+    fn layer(&mut self, layer: u32, shape: &ModelShape) -> Result<LayerDense, ModelError> {
+        let name = |part: &str| format!("blk.{layer}.{part}.weight");
+        let n_embd = shape.n_embd;
+        let attn_norm = self.dense_f32(&name("attn_norm"), &[n_embd])?;
+        let mixer = match (shape.mixer(layer), shape.delta) {
+            (Mixer::Delta, Some(delta)) => MixerDense::Delta(self.delta(layer, n_embd, delta)?),
+            _ => MixerDense::Attention(self.attention(name, shape)?),
+        };
+        let ffn_norm = if shape.n_ff_shared > 0 { "post_attention_norm" } else { "ffn_norm" };
+        Ok(LayerDense {
+            attn_norm,
+            mixer,
+            ffn_norm: self.dense_f32(&name(ffn_norm), &[n_embd])?,
             router: self.dense_f32(&name("ffn_gate_inp"), &[shape.n_expert, n_embd])?,
+            shared: if shape.n_ff_shared > 0 { Some(self.shared(name, shape)?) } else { None },
+        })
+    }
+
+    /// What the draft layer has beside a layer's tensors; `output_norm` serves where it has no norm of its own.
+    fn draft(&mut self, shape: &ModelShape, output_norm: usize) -> Result<DraftDense, ModelError> {
+        let name = |part: &str| format!("blk.{}.nextn.{part}.weight", shape.n_layer);
+        let n_embd = shape.n_embd;
+        let head_norm = name("shared_head_norm");
+        Ok(DraftDense {
+            eh_proj: self.dense(&name("eh_proj"), &[n_embd, 2 * n_embd])?,
+            enorm: self.dense_f32(&name("enorm"), &[n_embd])?,
+            hnorm: self.dense_f32(&name("hnorm"), &[n_embd])?,
+            head_norm: if self.file.tensor(&head_norm).is_some() { self.dense_f32(&head_norm, &[n_embd])? } else { output_norm },
         })
     }
 }
@@ -278,13 +389,14 @@ impl ModelWeights {
         };
         let mut layers = Vec::new();
         let mut experts = Vec::new();
-        for layer in 0..shape.n_layer {
+        for layer in 0..shape.n_expert_layer() {
             layers.push(finder.layer(layer, shape)?);
             experts.push(finder.layer_experts(layer, shape)?);
         }
         let output_norm = finder.dense_f32("output_norm.weight", &[shape.n_embd])?;
+        let draft = if shape.has_draft_layer { Some(finder.draft(shape, output_norm)?) } else { None };
         let Finder { dense, dense_bytes, .. } = finder;
-        Ok(Self { token_embd, head, output_norm, dense, dense_bytes, layers, experts })
+        Ok(Self { token_embd, head, output_norm, dense, dense_bytes, layers, experts, draft })
     }
 
     /// Bytes of a slot that any expert of the model fits.
@@ -304,13 +416,20 @@ impl ModelWeights {
     /// Bytes of the key/value caches of all layers for `n_ctx` tokens.
     #[must_use]
     pub fn kv_bytes(shape: &ModelShape, format: KvFormat, n_ctx: u32) -> Bytes {
-        Self::kv_layer_bytes(shape, format, n_ctx) * u64::from(2 * shape.n_layer)
+        Self::kv_layer_bytes(shape, format, n_ctx) * u64::from(2 * shape.n_kv_layer())
     }
 
     /// Bytes of one layer's key cache (its value cache has as many), aligned.
     #[must_use]
     pub fn kv_layer_bytes(shape: &ModelShape, format: KvFormat, n_ctx: u32) -> Bytes {
         (Self::kv_row_bytes(shape, format) * u64::from(n_ctx)).align_up(DEVICE_ALIGN)
+    }
+
+    /// Bytes of all experts of the layers that a prompt is read through.
+    #[must_use]
+    pub fn trunk_expert_bytes(&self, shape: &ModelShape) -> Bytes {
+        let of_layer = |layer: &LayerExperts| layer.parts().iter().map(|part| part.expert_bytes).sum::<Bytes>();
+        self.experts.iter().take(shape.n_layer as usize).map(of_layer).sum::<Bytes>() * u64::from(shape.n_expert)
     }
 
     /// Bytes of one token's keys, or values, of one layer.

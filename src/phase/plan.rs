@@ -29,11 +29,12 @@ use prompt_memory::{PromptChoice, slots_lent_at_most};
 pub use slab_plan::SlabPlan;
 pub(crate) use slab_plan::slot_terms;
 
-use crate::backend::op::KvFormat;
+use crate::backend::op::{KvFormat, Op};
 use crate::backend::{Addr, WINDOW_ROWS_MAX};
 use crate::experts::SlotTable;
+use crate::model::forward::draft::DraftFrom;
 use crate::model::forward::{Forward, ResidentAddrs};
-use crate::model::layout::{PromptLayout, PromptRoom, PromptSize, WindowLayout};
+use crate::model::layout::{PromptLayout, PromptRoom, PromptSize, StateLayout, WindowLayout};
 use crate::model::weights::DEVICE_ALIGN;
 use crate::model::{ModelShape, ModelWeights};
 use crate::phase::prompt_sizes::{SizeLimits, largest_fitting};
@@ -155,6 +156,8 @@ pub struct Plan {
     pub dense_bytes: Bytes,
     /// KV cache of all layers.
     pub kv_bytes: Bytes,
+    /// Recurrent state of all delta nets.
+    pub state_bytes: Bytes,
     /// Buffers of the decode path.
     pub window_bytes: Bytes,
     /// Captured windows.
@@ -207,6 +210,7 @@ type PlanOwners = Vec<(&'static str, Bytes)>;
 /// The model's part of the sum, for one context length.
 struct Resident {
     kv: Bytes,
+    state: Bytes,
     window: Bytes,
     graphs: Bytes,
     head: Bytes,
@@ -304,7 +308,7 @@ impl Plan {
     /// All that is neither slots nor prompt buffers, the head included.
     #[must_use]
     pub fn resident_bytes(&self) -> Bytes {
-        self.dense_bytes + self.kv_bytes + self.window_bytes + self.graph_bytes + self.wide_bytes + self.head_bytes
+        self.dense_bytes + self.kv_bytes + self.state_bytes + self.window_bytes + self.graph_bytes + self.wide_bytes + self.head_bytes
     }
 
     /// Memory for prompt buffers while the head is kept.
@@ -387,13 +391,8 @@ impl Planner<'_> {
             return Err(Shortage::PromptRoom { needed: self.prompt_bytes(1), left });
         }
         let slots_total = table.total(slots);
-        let common = vec![
-            ("dense weights", self.weights.dense_bytes),
-            ("KV cache", resident.kv),
-            ("decode buffers", resident.window),
-            ("captured graphs", resident.graphs),
-            ("wide window", wide_bytes),
-        ];
+        let mut common = self.resident_owners(&resident);
+        common.push(("wide window", wide_bytes));
         let mut decode = common.clone();
         decode.extend([("output head", resident.head), ("expert slots", slots_total), ("prompt buffers", owned)]);
         let mut prefill = common;
@@ -409,6 +408,7 @@ impl Planner<'_> {
             exact: self.exact,
             dense_bytes: self.weights.dense_bytes,
             kv_bytes: resident.kv,
+            state_bytes: resident.state,
             window_bytes: resident.window,
             graph_bytes: resident.graphs,
             wide_rows,
@@ -487,19 +487,40 @@ impl Planner<'_> {
     /// Buffers of windows of up to `n_rows` rows, and the graphs of all of them.
     fn window_bytes(&self, n_rows: u32) -> (Bytes, Bytes) {
         let window = WindowLayout::new(self.shape, self.weights, self.exact, n_rows);
-        let nowhere = ResidentAddrs { dense: Addr(0), kv: Addr(0), n_ctx: 1, kv_format: self.kv_format };
+        let nowhere = ResidentAddrs { dense: Addr(0), kv: Addr(0), state: Addr(0), n_ctx: 1, kv_format: self.kv_format };
         let forward = Forward { shape: self.shape, weights: self.weights, resident: nowhere, exact: self.exact };
+        let base = Addr(0);
         // A window has the same operations whatever its rows.
-        let nodes = forward.window_trunk(Addr(0), &window, 1).len() + forward.window_head(Addr(0), &window, 1, Addr(0)).len();
-        (window.bytes, self.device.graph_node_bytes * nodes as u64 * u64::from(n_rows))
+        let of_each_size = [
+            forward.window_trunk(base, &window, 1),
+            forward.window_head(base, &window, 1, Addr(0)),
+            forward.window_commit(base, &window, 1),
+            forward.draft_trunk(base, &window, 1, DraftFrom::Window),
+        ];
+        let once = [forward.draft_trunk(base, &window, 1, DraftFrom::Own), forward.draft_head(base, &window, Addr(0))];
+        let nodes = |lists: &[Vec<Op>]| lists.iter().map(Vec::len).sum::<usize>() as u64;
+        let nodes = nodes(&of_each_size) * u64::from(n_rows) + if self.shape.has_draft_layer { nodes(&once) } else { 0 };
+        (window.bytes, self.device.graph_node_bytes * nodes)
+    }
+
+    /// Owners that are there in both phases.
+    fn resident_owners(&self, resident: &Resident) -> PlanOwners {
+        vec![
+            ("dense weights", self.weights.dense_bytes),
+            ("KV cache", resident.kv),
+            ("recurrent state", resident.state),
+            ("decode buffers", resident.window),
+            ("captured graphs", resident.graphs),
+        ]
     }
 
     fn resident(&self, ctx_tokens: u32, window_rows: u32) -> Resident {
         let (window, graphs) = self.window_bytes(window_rows);
         let kv = ModelWeights::kv_bytes(self.shape, self.kv_format, ctx_tokens);
         let head = self.weights.head.bytes.align_up(DEVICE_ALIGN);
-        let total_without_head = self.weights.dense_bytes + kv + window + graphs;
-        Resident { kv, window, graphs, head, total_without_head }
+        let state = StateLayout::new(self.shape).bytes();
+        let total_without_head = self.weights.dense_bytes + kv + state + window + graphs;
+        Resident { kv, state, window, graphs, head, total_without_head }
     }
 
     /// Rows and bytes of the wide window that `room` for slots affords.
@@ -529,7 +550,7 @@ impl Planner<'_> {
     }
 
     fn chunk_limit(&self, ctx_tokens: u32) -> u32 {
-        SizeLimits::new(self.settings, ctx_tokens).chunk_max
+        SizeLimits::new(self.settings, ctx_tokens, self.shape.block_step()).chunk_max
     }
 
     fn prompt_bytes(&self, chunk: u32) -> Bytes {
@@ -546,11 +567,11 @@ impl Planner<'_> {
 
     /// The largest chunk within the settings whose buffers fit `room` where a block is one chunk; 0 where none does.
     fn largest_chunk(&self, room: PromptRoom, ctx_tokens: u32) -> u32 {
-        SizeLimits::new(self.settings, ctx_tokens).largest_chunk(self.fits(room))
+        SizeLimits::new(self.settings, ctx_tokens, self.shape.block_step()).largest_chunk(self.fits(room))
     }
 
     /// The size with the largest block that fits `room`.
     fn largest_block(&self, room: PromptRoom, ctx_tokens: u32) -> Option<PromptSize> {
-        SizeLimits::new(self.settings, ctx_tokens).largest_block(self.fits(room))
+        SizeLimits::new(self.settings, ctx_tokens, self.shape.block_step()).largest_block(self.fits(room))
     }
 }

@@ -23,24 +23,29 @@ pub struct SizeLimits {
     pub block_max: u32,
     /// Whether every block is one chunk.
     pub block_is_chunk: bool,
+    /// Blocks that do not hold a whole prompt are multiples of this.
+    pub block_step: u32,
 }
 
 impl SizeLimits {
-    /// The limits for a context of `ctx_tokens`.
+    /// The limits for a context of `ctx_tokens` and a model whose blocks end at multiples of `block_step`. A block that is asked to be
+    /// shorter is one step long.
     #[must_use]
-    pub fn new(settings: &EngineSettings, ctx_tokens: u32) -> Self {
+    pub fn new(settings: &EngineSettings, ctx_tokens: u32, block_step: u32) -> Self {
+        let stepped = |tokens: u32| tokens.next_multiple_of(block_step).min(ctx_tokens);
         let block_max = match settings.block {
             BlockSetting::Tokens(tokens) => tokens,
             BlockSetting::Auto | BlockSetting::Chunk => ctx_tokens,
-        }
-        .clamp(1, ctx_tokens);
+        };
+        let block_max = stepped(block_max.clamp(1, ctx_tokens));
         let chunk_max = match settings.chunk {
             ChunkSetting::Tokens(tokens) => tokens,
             ChunkSetting::Auto { max } => max.unwrap_or(CHUNK_AUTO_MAX),
         }
         .clamp(1, block_max);
         let block_is_chunk = settings.block == BlockSetting::Chunk;
-        Self { chunk_max, block_max: if block_is_chunk { chunk_max } else { block_max }, block_is_chunk }
+        let chunk_max = if block_is_chunk { stepped(chunk_max) } else { chunk_max };
+        Self { chunk_max, block_max: if block_is_chunk { chunk_max } else { block_max }, block_is_chunk, block_step }
     }
 
     /// Sizes for a block of `block` tokens, best first: the block as one chunk where that is allowed, then shorter chunks.
@@ -58,13 +63,13 @@ impl SizeLimits {
 
     /// The longest chunk that fits as a block of its own; 0 where none does.
     pub fn largest_chunk(self, fits: impl Fn(PromptSize) -> bool) -> u32 {
-        largest_fitting(self.chunk_max, |chunk| fits(PromptSize::chunk(chunk)))
+        largest_stepped(self.chunk_max, self.block_step, |chunk| fits(PromptSize::chunk(chunk)))
     }
 
     /// The size with the longest block that fits, the best form among equals; `None` where not even one token does.
     pub fn largest_block(self, fits: impl Fn(PromptSize) -> bool) -> Option<PromptSize> {
         let fitting_size = |block| self.sizes(block).find(|&size| fits(size));
-        let block = largest_fitting(self.block_max, |block| fitting_size(block).is_some());
+        let block = largest_stepped(self.block_max, self.block_step, |block| fitting_size(block).is_some());
         fitting_size(block)
     }
 }
@@ -84,12 +89,18 @@ pub fn largest_fitting(limit: u32, fits: impl Fn(u32) -> bool) -> u32 {
     fitting
 }
 
+/// As [`largest_fitting`] among the multiples of `step`, and `limit`.
+pub fn largest_stepped(limit: u32, step: u32, fits: impl Fn(u32) -> bool) -> u32 {
+    let nth = |steps: u32| steps.saturating_mul(step).min(limit);
+    nth(largest_fitting(limit.div_ceil(step), |steps| fits(nth(steps))))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn limits(chunk: ChunkSetting, block: BlockSetting) -> SizeLimits {
-        SizeLimits::new(&EngineSettings { chunk, block, ..EngineSettings::default() }, 32_768)
+        SizeLimits::new(&EngineSettings { chunk, block, ..EngineSettings::default() }, 32_768, 1)
     }
 
     /// A token of a block costs 1, one of a chunk 5, an expert in flight 100.
@@ -100,7 +111,10 @@ mod tests {
     #[test]
     fn settings_bound_chunk_and_block_and_a_block_bounds_its_chunk() {
         let auto = ChunkSetting::default();
-        assert_eq!(limits(auto, BlockSetting::Auto), SizeLimits { chunk_max: 8192, block_max: 32_768, block_is_chunk: false });
+        assert_eq!(
+            limits(auto, BlockSetting::Auto),
+            SizeLimits { chunk_max: 8192, block_max: 32_768, block_is_chunk: false, block_step: 1 }
+        );
         let longest = |chunk, block| {
             let SizeLimits { chunk_max, block_max, .. } = limits(chunk, block);
             (chunk_max, block_max)
@@ -120,6 +134,19 @@ mod tests {
         assert_eq!(limits.largest_block(fits(100)), None);
         let roomy = limits.largest_block(fits(u32::MAX)).expect("fits");
         assert_eq!((roomy.block, roomy.chunk), (32_768, 1024), "one chunk of the whole context is not allowed");
+    }
+
+    #[test]
+    fn blocks_of_a_model_with_steps_are_whole_steps_or_the_whole_context() {
+        let limits =
+            |block| SizeLimits::new(&EngineSettings { chunk: ChunkSetting::Tokens(7), block, ..EngineSettings::default() }, 1000, 64);
+        let longest = |block| (limits(block).chunk_max, limits(block).block_max);
+        assert_eq!([BlockSetting::Tokens(7), BlockSetting::Tokens(65), BlockSetting::Auto].map(longest), [(7, 64), (7, 128), (7, 1000)]);
+        assert_eq!(longest(BlockSetting::Chunk), (64, 64));
+        let size = limits(BlockSetting::Auto).largest_block(fits(435 + 300)).expect("fits");
+        assert_eq!((size.chunk, size.block), (7, 256));
+        assert_eq!(largest_stepped(100, 64, |tokens| tokens < 64), 0);
+        assert_eq!(largest_stepped(100, 64, |_| true), 100);
     }
 
     #[test]

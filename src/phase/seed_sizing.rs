@@ -63,12 +63,7 @@ impl Planner<'_> {
         let left = most.min(room.arena + room.spill);
         let chunk = chunk.ok_or_else(|| Shortage::SeedChunk { chunk: smallest, needed: self.prompt_bytes(smallest), left })?;
         let size = PromptSize::chunk(chunk);
-        let common = vec![
-            ("dense weights", self.weights.dense_bytes),
-            ("KV cache", resident.kv),
-            ("decode buffers", resident.window),
-            ("captured graphs", resident.graphs),
-        ];
+        let common = self.resident_owners(&resident);
         let mut decode = common.clone();
         decode.extend([("output head", resident.head), ("expert slots", slots_total)]);
         let mut prefill = common;
@@ -92,6 +87,7 @@ impl Planner<'_> {
             exact: self.exact,
             dense_bytes: self.weights.dense_bytes,
             kv_bytes: resident.kv,
+            state_bytes: resident.state,
             window_bytes: resident.window,
             graph_bytes: resident.graphs,
             window_rows,

@@ -79,7 +79,7 @@ impl Planner<'_> {
         let most = kept.saturating_sub(1).min(beside_a_loan).min(plan.slots / PIECES_SHARE);
         plan.slab.piece_slots = (plan.slots / PIECE_SHARE).max(1);
         plan.slab.pieces = most / plan.slab.piece_slots;
-        let limits = SizeLimits::new(self.settings, plan.ctx_tokens);
+        let limits = SizeLimits::new(self.settings, plan.ctx_tokens, self.shape.block_step());
         let longest = || [limits.block_max, limits.chunk_max].into_iter().flat_map(|block| limits.sizes(block));
         while plan.slab.pieces > 0 && self.settings.head_alias && !longest().all(self.fits(plan.alias_room())) {
             plan.slab.pieces -= 1;

@@ -192,7 +192,7 @@ impl Run<'_> {
         let mut logits = Vec::new();
         match self.engine.window(&tokens(rows as u64, rows, 4000), Some(&mut logits)) {
             Ok(()) => {
-                self.engine.accept(accepted.min(rows));
+                self.engine.accept(accepted.min(rows)).expect("accepted");
                 count(&self.reached.rollbacks, accepted < rows);
             }
             Err(error) => self.provoked(&error.to_string()),

@@ -108,7 +108,7 @@ fn every_row_of_a_window_has_the_logits_keys_and_values_of_a_window_of_one() {
             let mut expected = Vec::new();
             for token in &text {
                 expected.extend(bits(&alone.window(&[*token])));
-                alone.engine.accept(1);
+                alone.engine.accept(1).expect("accepted");
             }
             let expected_cache = alone.cache_bytes();
             for n_rows in 1..=WINDOW_ROWS as usize {
@@ -127,7 +127,7 @@ fn every_row_of_a_window_has_the_logits_keys_and_values_of_a_window_of_one() {
                         let rows = bits(&engine.window(window));
                         assert!(rows == expected[position..position + window.len()], "{case}, from position {position} on");
                     }
-                    engine.engine.accept(window.len());
+                    engine.engine.accept(window.len()).expect("accepted");
                     position += window.len();
                 }
                 assert!(engine.cache_bytes() == expected_cache, "{case}: keys or values differ");
@@ -152,7 +152,7 @@ fn rows_that_are_not_accepted_leave_no_trace() {
         let mut choose = |below: usize| choices.next().expect("enough") % below;
         for part in prompt[..19].chunks(8) {
             engine.engine.window(part, None).expect("a window");
-            engine.engine.accept(part.len());
+            engine.engine.accept(part.len()).expect("accepted");
         }
         // What is to be read next: the last prompt token, then the text itself, with drafts behind it that are mostly wrong.
         let all: Vec<TokenId> = prompt[19..].iter().chain(&expected).copied().collect();
@@ -169,7 +169,7 @@ fn rows_that_are_not_accepted_leave_no_trace() {
             for (row, logits) in logits[..right].iter().enumerate() {
                 assert_eq!(best(logits), all[at + row + 1], "seed {seed}, token {}", at + row);
             }
-            engine.engine.accept(right);
+            engine.engine.accept(right).expect("accepted");
             (at, rejected) = (at + right, rejected + wrong);
             assert_eq!(engine.engine.sequence_tokens()[19..], all[..at]);
         }
@@ -254,7 +254,7 @@ fn windows_that_are_none_are_refused_and_change_nothing() {
     while fed + 8 <= CTX_TOKENS as usize {
         engine.engine.window(&text[fed..fed + 8], None).expect("room for it");
         let keep = 7 + fed % 2;
-        engine.engine.accept(keep);
+        engine.engine.accept(keep).expect("accepted");
         fed += keep;
     }
     let left = CTX_TOKENS as usize - fed;

@@ -10,26 +10,30 @@
 //! stream. Where nearly every expert of a layer is used, the ring is filled for the next layer while its mixer half runs.
 //!
 //! Of the last layer only keys and values are computed, unless logits are asked for: the first logits of an answer come from the
-//! window of the last prompt token.
+//! window of the last prompt token. Where the model has a draft layer, that is the last one.
+//!
+//! A recurrent state goes with the rows, layer by layer: it stands at the block's end afterwards, and may be copied out on the way, at a
+//! chunk's border.
 
 mod probe;
 mod ring;
 mod routes;
 
 use std::collections::VecDeque;
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::rc::Rc;
 
 use crate::backend::op::{Op, PromptExpert};
-use crate::backend::{AddrRange, Backend, Copy, DeviceMemory, Direction, PinnedMemory};
+use crate::backend::{Addr, AddrRange, Backend, Copy, DeviceMemory, Direction, PinnedMemory};
 use crate::engine::EngineError;
 use crate::engine::costs::BlockSample;
 use crate::engine::decode::{read_f32, read_u32};
 use crate::engine::embedding::Embedding;
 use crate::experts::Experts;
 use crate::model::ModelShape;
-use crate::model::forward::{ChunkRows, Forward};
-use crate::model::layout::{Part, PromptBases, PromptLayout};
+use crate::model::forward::{BlockRows, ChunkRows, Forward, HeadInput};
+use crate::model::layout::{Part, PromptBases, PromptLayout, StateLayout};
+use crate::model::shape::Mixer;
 use crate::phase::{HeadRef, Scheduler};
 use crate::units::{Bytes, ExpertId, TokenId};
 use probe::Probe;
@@ -70,7 +74,8 @@ impl<B: Backend> PromptPath<B> {
     /// The backend's.
     pub fn new(backend: Rc<B>, shape: &ModelShape, block_max: u32) -> Result<Self, EngineError> {
         let row_bytes = shape.n_embd as usize * 4 + 4;
-        let first_row_bytes = 4;
+        // The next position, and the first row of the caches.
+        let first_row_bytes = 8;
         let staging = || -> Result<_, EngineError> {
             let rows = STAGED_ROWS.min(block_max.max(1) as usize);
             let pinned = backend.alloc_pinned(Bytes::from(rows * row_bytes + first_row_bytes), "prompt input")?;
@@ -98,8 +103,37 @@ pub struct Block<'t> {
     pub position: usize,
     /// Row of the caches that holds position 0.
     pub first_row: u32,
+    /// The token behind them, which the draft layer reads beside the last row.
+    pub next: TokenId,
     /// Whether another block follows in the same buffers.
     pub more_follow: bool,
+    /// Where the recurrent state is to be copied out on the way, ascending.
+    pub checkpoints: &'t [StateCheckpoint],
+}
+
+/// A copy of the recurrent state after some rows of a block.
+#[derive(Clone, Copy)]
+pub struct StateCheckpoint {
+    /// Rows of the block that the state then holds; the border of a step.
+    pub rows: u32,
+    /// Where it goes, in pinned memory.
+    pub target: Addr,
+}
+
+impl Block<'_> {
+    fn n_rows(&self) -> u32 {
+        u32::try_from(self.tokens.len()).expect("a block is bounded")
+    }
+
+    fn rows(&self) -> BlockRows {
+        BlockRows { position: u32::try_from(self.position).expect("positions are below the context length"), count: self.n_rows() }
+    }
+
+    /// The tokens that follow those of a chunk.
+    fn next_tokens(&self, chunk: ChunkRows) -> impl Iterator<Item = TokenId> {
+        let behind = self.tokens.iter().copied().chain([self.next]);
+        behind.skip(chunk.first as usize + 1).take(chunk.count as usize)
+    }
 }
 
 /// The prompt path over one stretch of memory.
@@ -109,6 +143,8 @@ pub struct BlockReader<'a, B: Backend> {
     layout: PromptLayout,
     bases: PromptBases,
     compute: &'a B::Stream,
+    /// The layers whose mixer half is timed: attention, and a delta net where there is one.
+    probed: [Option<u32>; 2],
 }
 
 impl<'a, B: Backend> BlockReader<'a, B> {
@@ -133,7 +169,11 @@ impl<'a, B: Backend> BlockReader<'a, B> {
         let uploads = path.staging.iter().map(|staging| &staging.uploaded);
         path.chunk_done.iter().chain(uploads).try_for_each(|event| path.backend.record(compute, event))?;
         path.ring.begin(ring, layout.ring_slots, compute)?;
-        Ok(Self { path, forward, layout, bases, compute })
+        // Not the first layer, which waits for its experts, where there are others.
+        let from = u32::from(forward.shape.n_layer > 2);
+        let probed =
+            [Mixer::Attention, Mixer::Delta].map(|mixer| (from..forward.shape.n_layer).find(|&layer| forward.shape.mixer(layer) == mixer));
+        Ok(Self { path, forward, layout, bases, compute, probed })
     }
 
     /// Reads one block, all layers. Returns whether it was read to its end; where `on_rows` asked to stop, nothing counts.
@@ -151,16 +191,53 @@ impl<'a, B: Backend> BlockReader<'a, B> {
         self.path.probe.begin();
         self.path.ring.begin_timing();
         self.upload_input(block, embedding)?;
-        let n_layer = self.forward.shape.n_layer;
-        let n_rows = u32::try_from(block.tokens.len()).expect("a block is bounded");
-        // The second layer is typical: the first waits for its experts.
-        let probed_layer = u32::from(n_layer > 2);
-        for layer in 0..n_layer {
+        let shape = self.forward.shape;
+        // With logits, the caller wants those of the trunk before the draft layer writes over its rows.
+        let n_layer = if self.layout.size.all_logits { shape.n_layer } else { shape.n_expert_layer() };
+        self.read_layers(0..n_layer, block, embedding, scheduler, experts, on_rows)
+    }
+
+    /// Reads the block just read through the draft layer.
+    ///
+    /// # Errors
+    /// The backend's.
+    pub fn read_draft_layer(
+        &mut self,
+        block: Block<'_>,
+        embedding: &Embedding,
+        scheduler: &Scheduler<B>,
+        experts: &mut Experts<B>,
+        on_rows: &mut OnRows<'_>,
+    ) -> Result<ControlFlow<()>, EngineError> {
+        let shape = self.forward.shape;
+        self.read_layers(shape.n_layer..shape.n_expert_layer(), block, embedding, scheduler, experts, on_rows)
+    }
+
+    fn read_layers(
+        &mut self,
+        layers: Range<u32>,
+        block: Block<'_>,
+        embedding: &Embedding,
+        scheduler: &Scheduler<B>,
+        experts: &mut Experts<B>,
+        on_rows: &mut OnRows<'_>,
+    ) -> Result<ControlFlow<()>, EngineError> {
+        let n_rows = block.n_rows();
+        for layer in layers.clone() {
             let layers_done = u64::from(n_rows) * u64::from(layer);
-            for (index, chunk) in chunks(n_rows, self.layout.size.chunk).enumerate() {
+            let is_delta = self.forward.shape.mixer(layer) == Mixer::Delta;
+            let checkpoints = if is_delta { block.checkpoints } else { &[] };
+            let cuts = checkpoints.iter().map(|checkpoint| checkpoint.rows);
+            for (index, chunk) in chunks(n_rows, self.layout.size.chunk, cuts).enumerate() {
                 // Two chunks are queued at most, so a wish to stop is met within one.
                 self.path.backend.synchronise_event(&self.path.chunk_done[index % 2])?;
-                self.launch_mixer(layer, chunk, block.position, layer == probed_layer && index == 0)?;
+                if layer >= self.forward.shape.n_layer {
+                    self.prepare_draft_input(block, chunk, embedding)?;
+                }
+                self.launch_mixer(layer, block.rows(), chunk, index == 0)?;
+                if let Some(checkpoint) = checkpoints.iter().find(|checkpoint| checkpoint.rows == chunk.first + chunk.count) {
+                    self.copy_state_out(layer, checkpoint.target)?;
+                }
                 self.path.backend.record(self.compute, &self.path.chunk_done[index % 2])?;
                 if on_rows(layers_done + u64::from(chunk.first) / 2).is_break() {
                     self.path.backend.synchronise(self.compute)?;
@@ -172,7 +249,7 @@ impl<'a, B: Backend> BlockReader<'a, B> {
                 self.upload_routes(&routed)?;
                 self.run_experts(layer, n_rows, &routed, block.more_follow, scheduler, experts)?;
             }
-            if layer + 1 == n_layer {
+            if layer + 1 == layers.end {
                 // Done is what has been computed, not what is queued.
                 self.path.backend.synchronise(self.compute)?;
             }
@@ -182,6 +259,32 @@ impl<'a, B: Backend> BlockReader<'a, B> {
             }
         }
         Ok(ControlFlow::Continue(()))
+    }
+
+    /// Copies the state that a delta net has reached to its place in `target`.
+    fn copy_state_out(&self, layer: u32, target: Addr) -> Result<(), EngineError> {
+        let (layout, net) = (StateLayout::new(self.forward.shape), self.forward.shape.index_among(Mixer::Delta, layer));
+        let source = layout.net(self.forward.resident.state, net);
+        let copy = Copy { dst: layout.net(target, net).start, src: source.start, bytes: source.bytes, direction: Direction::ToHost };
+        Ok(self.path.backend.copy(self.compute, copy)?)
+    }
+
+    /// Turns a chunk of the trunk's rows into the draft layer's.
+    fn prepare_draft_input(&mut self, block: Block<'_>, chunk: ChunkRows, embedding: &Embedding) -> Result<(), EngineError> {
+        let row_bytes = embedding.n_embd() * 4;
+        let tokens: Vec<TokenId> = block.next_tokens(chunk).collect();
+        let mut rows = Vec::new();
+        for (index, tokens) in tokens.chunks(STAGED_ROWS).enumerate() {
+            rows.resize(tokens.len() * row_bytes, 0);
+            embedding.rows(tokens, &mut rows)?;
+            let staging = &self.path.staging[index % 2];
+            self.path.backend.synchronise_event(&staging.uploaded)?;
+            staging.pinned.write(0, &rows);
+            self.upload(self.layout.mixer.draft.embedded, index * STAGED_ROWS * row_bytes, &staging.pinned, 0, rows.len())?;
+            self.path.backend.record(self.compute, &staging.uploaded)?;
+        }
+        let ops = self.forward.prompt_draft_input(self.bases, &self.layout, block.rows(), chunk);
+        Ok(ops.iter().try_for_each(|op| self.path.backend.launch(self.compute, op))?)
     }
 
     /// What was measured of the block just read.
@@ -204,16 +307,21 @@ impl<'a, B: Backend> BlockReader<'a, B> {
     }
 
     fn is_keys_only(&self, layer: u32) -> bool {
-        layer + 1 == self.forward.shape.n_layer && !self.layout.size.all_logits
+        layer + 1 == self.forward.shape.n_expert_layer() && !self.layout.size.all_logits
     }
 
-    fn launch_mixer(&mut self, layer: u32, chunk: ChunkRows, block_position: usize, probed: bool) -> Result<(), EngineError> {
+    fn launch_mixer(&mut self, layer: u32, block: BlockRows, chunk: ChunkRows, is_first_chunk: bool) -> Result<(), EngineError> {
         let ops = match self.is_keys_only(layer) {
-            true => self.forward.prompt_keys_values(layer, self.bases, &self.layout, chunk),
-            false => self.forward.prompt_mixer(layer, self.bases, &self.layout, chunk),
+            true => self.forward.prompt_keys_values(layer, self.bases, &self.layout, block, chunk),
+            false => self.forward.prompt_mixer(layer, self.bases, &self.layout, block, chunk),
         };
-        if probed && !self.is_keys_only(layer) {
-            return self.path.probe.launch_mixer(&ops, chunk.count, block_position + chunk.first as usize, self.compute);
+        let [attention, delta_net] = self.probed.map(|probed| is_first_chunk && probed == Some(layer) && !self.is_keys_only(layer));
+        if attention {
+            let position = block.position as usize + chunk.first as usize;
+            return self.path.probe.launch_mixer(&ops, chunk.count, position, self.compute);
+        }
+        if delta_net {
+            return self.path.probe.launch_delta_net(&ops, self.compute);
         }
         Ok(ops.iter().try_for_each(|op| self.path.backend.launch(self.compute, op))?)
     }
@@ -222,15 +330,21 @@ impl<'a, B: Backend> BlockReader<'a, B> {
     ///
     /// # Errors
     /// The backend's.
-    pub fn block_logits(&mut self, n_rows: u32, head: &HeadRef<'_>, sink: &mut dyn FnMut(&[f32])) -> Result<(), EngineError> {
+    pub fn block_logits(
+        &mut self,
+        n_rows: u32,
+        of: HeadInput,
+        head: &HeadRef<'_>,
+        sink: &mut dyn FnMut(&[f32]),
+    ) -> Result<(), EngineError> {
         let n_vocab = self.forward.shape.n_vocab as usize;
         let pinned = match self.path.logits.take() {
             Some(pinned) if pinned.range().bytes >= self.layout.logits.bytes => pinned,
             _ => self.path.backend.alloc_pinned(self.layout.logits.bytes, "prompt logits")?,
         };
         let mut logits = vec![0f32; n_vocab];
-        for tile in chunks(n_rows, self.layout.head_rows) {
-            for op in self.forward.prompt_head(self.bases, &self.layout, tile, head.range().start) {
+        for tile in chunks(n_rows, self.layout.head_rows, []) {
+            for op in self.forward.prompt_head(self.bases, &self.layout, tile, head.range().start, of) {
                 self.path.backend.launch(self.compute, &op)?;
             }
             let part = Part { bytes: Bytes(u64::from(tile.count) * n_vocab as u64 * 4), ..self.layout.logits };
@@ -253,7 +367,8 @@ impl<'a, B: Backend> BlockReader<'a, B> {
         for (index, tokens) in block.tokens.chunks(STAGED_ROWS).enumerate() {
             rows.resize(tokens.len() * row_bytes, 0);
             embedding.rows(tokens, &mut rows)?;
-            let positions: Vec<u8> = (first_position..).take(tokens.len()).flat_map(i32::to_le_bytes).collect();
+            // One more than the rows: the next stretch writes the same number there.
+            let positions: Vec<u8> = (first_position..).take(tokens.len() + 1).flat_map(i32::to_le_bytes).collect();
             first_position += i32::try_from(tokens.len()).expect("a stretch is short");
             let staging = &self.path.staging[index % 2];
             self.path.backend.synchronise_event(&staging.uploaded)?;
@@ -390,7 +505,8 @@ impl<'a, B: Backend> BlockReader<'a, B> {
         scheduler: &Scheduler<B>,
         experts: &mut Experts<B>,
     ) -> Result<(), EngineError> {
-        let ModelShape { n_layer, n_expert, .. } = *self.forward.shape;
+        let n_expert = self.forward.shape.n_expert;
+        let n_layer = self.forward.shape.n_expert_layer();
         let next = if layer + 1 < n_layer && !self.is_keys_only(layer + 1) { Some(layer + 1) } else { more_follow.then_some(0) };
         let Some(layer) = next.filter(|_| routed.experts.len() as f64 >= FETCH_AHEAD_SHARE * f64::from(n_expert)) else { return Ok(()) };
         let is_absent = |expert: &u32| experts.resident(ExpertId { layer, expert: *expert }, scheduler.slot_range()).is_none();
@@ -422,9 +538,13 @@ impl<'a, B: Backend> BlockReader<'a, B> {
     }
 }
 
-/// Cuts `n_rows` into stretches of at most `size`.
-fn chunks(n_rows: u32, size: u32) -> impl Iterator<Item = ChunkRows> {
-    (0..n_rows).step_by(size.max(1) as usize).map(move |first| ChunkRows { first, count: size.min(n_rows - first) })
+/// Cuts `n_rows` into stretches of at most `size`; at each row of `cuts`, ascending, one ends.
+fn chunks(n_rows: u32, size: u32, cuts: impl IntoIterator<Item = u32>) -> impl Iterator<Item = ChunkRows> {
+    let mut from = 0;
+    let stretches = cuts.into_iter().chain([n_rows]).map(move |to| (std::mem::replace(&mut from, to), to));
+    stretches.flat_map(move |(from, to)| {
+        (from..to).step_by(size.max(1) as usize).map(move |first| ChunkRows { first, count: size.min(to - first) })
+    })
 }
 
 #[cfg(test)]
@@ -433,7 +553,9 @@ mod tests {
 
     #[test]
     fn the_last_stretch_is_the_rest() {
-        let cut: Vec<_> = chunks(10, 4).map(|chunk| (chunk.first, chunk.count)).collect();
-        assert_eq!(cut, [(0, 4), (4, 4), (8, 2)]);
+        let stretches = |cuts: &[u32]| chunks(10, 4, cuts.iter().copied()).map(|chunk| (chunk.first, chunk.count)).collect::<Vec<_>>();
+        assert_eq!(stretches(&[]), [(0, 4), (4, 4), (8, 2)]);
+        assert_eq!(stretches(&[6, 7]), [(0, 4), (4, 2), (6, 1), (7, 3)]);
+        assert_eq!(stretches(&[10]), stretches(&[]));
     }
 }

@@ -1,4 +1,4 @@
-//! Times of a block's parts, taken in one layer, for the planner.
+//! Times of a block's parts, taken in one layer of each kind, for the planner.
 
 use std::rc::Rc;
 
@@ -10,6 +10,8 @@ use crate::engine::costs::BlockSample;
 pub struct Probe<B: Backend> {
     backend: Rc<B>,
     mixer: [B::Event; 4],
+    delta_net: [B::Event; 2],
+    has_delta_net: bool,
     experts: [B::Event; 2],
     sample: BlockSample,
 }
@@ -21,12 +23,29 @@ impl<B: Backend> Probe<B> {
     /// The backend's.
     pub fn new(backend: Rc<B>) -> Result<Self, EngineError> {
         let event = || backend.create_event();
-        Ok(Self { mixer: [event()?, event()?, event()?, event()?], experts: [event()?, event()?], sample: BlockSample::default(), backend })
+        let pair = || -> Result<_, EngineError> { Ok([event()?, event()?]) };
+        let mixer = [event()?, event()?, event()?, event()?];
+        Ok(Self { mixer, delta_net: pair()?, has_delta_net: false, experts: pair()?, sample: BlockSample::default(), backend })
     }
 
     /// Forgets the last block.
     pub fn begin(&mut self) {
         self.sample = BlockSample::default();
+        self.has_delta_net = false;
+    }
+
+    /// Queues the mixer half of a chunk in a layer that is a delta net. Most layers of a model with any are, so it stands for the linear
+    /// part of all.
+    ///
+    /// # Errors
+    /// The backend's.
+    pub fn launch_delta_net(&mut self, ops: &[Op], stream: &B::Stream) -> Result<(), EngineError> {
+        let [start, end] = &self.delta_net;
+        self.backend.record(stream, start)?;
+        ops.iter().try_for_each(|op| self.backend.launch(stream, op))?;
+        self.backend.record(stream, end)?;
+        self.has_delta_net = true;
+        Ok(())
     }
 
     /// Queues the mixer half of a chunk of `rows` tokens that starts at `position`, with attention timed apart from the rest.
@@ -83,7 +102,10 @@ impl<B: Backend> Probe<B> {
         let between = |start, end| self.backend.elapsed_s(start, end);
         let [start, before, after, end] = &self.mixer;
         self.sample.attention_s = between(before, after)?;
-        self.sample.linear_s = between(start, before)? + between(after, end)?;
+        self.sample.linear_s = match &self.delta_net {
+            [start, end] if self.has_delta_net => between(start, end)?,
+            _ => between(start, before)? + between(after, end)?,
+        };
         if self.sample.routed_rows > 0 {
             self.sample.experts_s = between(&self.experts[0], &self.experts[1])?;
         }
