@@ -5,7 +5,9 @@
 //! distribution instead of a router's product.
 //!
 //! A token's experts in a layer follow from the seed, the layer and the token's position: the same at any chunk, block or window. The
-//! layer is known by the matrix whose product the router reads, the position by the operands of the attention before it.
+//! layer is known by the matrix whose product the router reads, the position by the operands of the attention, or of the delta rule over
+//! a prompt, before it. A window's delta rule says no position: the last attention's are taken, which lie where they lay for the window
+//! before.
 
 use std::collections::HashMap;
 
@@ -41,6 +43,15 @@ fn mixed(state: u64) -> u64 {
 
 const GAMMA: u64 = 0x9E37_79B9_7F4A_7C15;
 
+/// The positions of rows in work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Positions {
+    /// They lie in memory, i32.
+    Listed(Addr),
+    /// They follow each other from here on.
+    From(u32),
+}
+
 /// Draws routes and remembers what tells one router from another.
 pub struct Router {
     run: DryRun,
@@ -50,15 +61,16 @@ pub struct Router {
     orders: HashMap<(u64, u32), Vec<u32>>,
     /// The last product's output and its matrix.
     last_product: (Addr, Addr),
-    /// Where the positions of the rows in work lie, and how many.
-    last_positions: (Addr, u32),
+    /// The positions of the rows in work, and how many.
+    last_positions: (Positions, u32),
 }
 
 impl Router {
     /// A router of `run`.
     pub fn new(run: DryRun) -> Self {
         let nowhere = Addr(0);
-        Self { run, tickets: HashMap::new(), orders: HashMap::new(), last_product: (nowhere, nowhere), last_positions: (nowhere, 0) }
+        let last_positions = (Positions::From(0), 0);
+        Self { run, tickets: HashMap::new(), orders: HashMap::new(), last_product: (nowhere, nowhere), last_positions }
     }
 
     /// Takes note of a product.
@@ -67,7 +79,7 @@ impl Router {
     }
 
     /// Takes note of the positions of rows.
-    pub fn note_positions(&mut self, positions: Addr, n_rows: u32) {
+    pub fn note_positions(&mut self, positions: Positions, n_rows: u32) {
         self.last_positions = (positions, n_rows);
     }
 
@@ -77,8 +89,8 @@ impl Router {
         if out == logits { matrix.0 } else { logits.0 }
     }
 
-    /// Where the positions of `n_rows` rows in work lie, where they are known.
-    pub fn positions(&self, n_rows: u32) -> Option<Addr> {
+    /// The positions of `n_rows` rows in work, where they are known.
+    pub fn positions(&self, n_rows: u32) -> Option<Positions> {
         (self.last_positions.1 == n_rows).then_some(self.last_positions.0)
     }
 
@@ -208,9 +220,9 @@ mod tests {
         }
         let mut router = Router::new(run);
         router.note_product(Addr(1), Addr(500));
-        router.note_positions(Addr(9), 4);
+        router.note_positions(Positions::Listed(Addr(9)), 4);
         assert_eq!((router.layer_key(Addr(1)), router.layer_key(Addr(2))), (500, 2), "known by its matrix, else by its place");
-        assert_eq!((router.positions(4), router.positions(5)), (Some(Addr(9)), None));
+        assert_eq!((router.positions(4), router.positions(5)), (Some(Positions::Listed(Addr(9))), None));
     }
 
     #[test]

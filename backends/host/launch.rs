@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use super::clock::Cost;
-use super::dry::{self, DryRun};
+use super::dry::{self, DryRun, Positions};
 use super::kernels::activations::quantise_rows;
 use super::kernels::attention::{AttentionInputs, attention};
 use super::kernels::attention_window::attention_window;
@@ -104,7 +104,25 @@ impl Launcher {
             Op::Router { .. } => self.router(&operands, op),
             Op::ExpertsWindow { .. } => self.experts_window(&operands, op),
             Op::ExpertsPrompt { .. } => self.experts_prompt(&operands, op),
-            _ => Err(operands.refuse("not there yet".to_owned())),
+            Op::SplitGates { .. }
+            | Op::JoinRows { .. }
+            | Op::SigmoidGate { .. }
+            | Op::SwiGlu { .. }
+            | Op::AddGated { .. }
+            | Op::GatedHeadNorm { .. } => self.gates(&operands, op),
+            Op::DeltaConv { .. }
+            | Op::DeltaHistory { .. }
+            | Op::DeltaGates { .. }
+            | Op::DeltaPrompt { .. }
+            | Op::DeltaWindow { .. }
+            | Op::DeltaCommit { .. } => self.delta(&operands, op),
+        }
+    }
+
+    /// Takes note, in a dry run, that the rows in work are those of a prompt from `position` on.
+    pub(super) fn note_prompt(&self, position: u32, n_rows: u32) {
+        if let Some(router) = &self.dry {
+            router.borrow_mut().note_positions(Positions::From(position), n_rows);
         }
     }
 
@@ -119,13 +137,19 @@ impl Launcher {
         if let Some(router) = &self.dry {
             let mut router = router.borrow_mut();
             let layer_key = router.layer_key(logits_addr);
-            // Without an attention before it, or where its positions are gone, a row's number has to do.
-            match router.positions(n_rows).and_then(|positions| operands.read::<i32>(positions, rows).ok()) {
-                Some(positions) => {
-                    let positions = positions.iter().map(|position| u64::from(position.unsigned_abs()));
+            let (listed, first) = match router.positions(n_rows) {
+                Some(Positions::Listed(at)) => (operands.read::<i32>(at, rows).ok(), 0),
+                Some(Positions::From(first)) => (None, first),
+                None => (None, 0),
+            };
+            // Where no position is known, or the list is gone, a row's number has to do.
+            let in_a_row = u64::from(first)..u64::from(first) + u64::from(n_rows);
+            match listed {
+                Some(listed) => {
+                    let positions = listed.iter().map(|position| u64::from(position.unsigned_abs()));
                     router.route(layer_key, positions, n_expert, n_used, ids);
                 }
-                None => router.route(layer_key, 0..u64::from(n_rows), n_expert, n_used, ids),
+                None => router.route(layer_key, in_a_row, n_expert, n_used, ids),
             }
             weights.fill(scale / n_used as f32);
         } else {
@@ -202,7 +226,7 @@ impl Launcher {
         };
         let shape = KvShape { kv_type: kv_type(format), n_head_kv: n_head_kv as usize, head_size: head_dim as usize };
         if let Some(router) = &self.dry {
-            router.borrow_mut().note_positions(positions, n_rows);
+            router.borrow_mut().note_positions(Positions::Listed(positions), n_rows);
         }
         let (positions, first_row) = operands.positions(positions, first_row, n_rows as usize, n_ctx)?;
         let n = positions.len() * n_head as usize * head_dim as usize;

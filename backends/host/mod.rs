@@ -6,10 +6,12 @@
 #![allow(unsafe_code, reason = "kernels and simulated device memory work on raw addresses; every block says why it may")]
 
 mod clock;
+mod delta;
 mod device;
 mod dry;
 mod experts;
 mod faults;
+mod gates;
 mod graph;
 pub mod kernels;
 mod launch;

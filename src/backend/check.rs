@@ -10,6 +10,9 @@ use crate::quant::{ActivationFormat, QuantType};
 /// Rows that [`Path::Window`] and [`Op::ExpertsWindow`] take at most.
 pub const WINDOW_ROWS_MAX: u32 = 8;
 
+/// Heads of a delta net are whole numbers of so many numbers: no kernel has a remainder to look after.
+const DELTA_HEAD_UNIT: u32 = 16;
+
 /// Elements that one operand may have: far beyond any device, far below what overflows when it is turned into bytes.
 const ELEMENTS_MAX: u64 = 1 << 48;
 
@@ -70,9 +73,15 @@ impl Checker {
 
     fn delta(self, n_rows: u32, shape: DeltaShape) -> Result<()> {
         let DeltaShape { n_head_k, n_head_v, head_dim, n_taps } = shape;
-        self.shape(&[("n_rows", n_rows), ("n_head_k", n_head_k), ("head_dim", head_dim), ("n_taps", n_taps)])?;
-        self.shape(&[("n_rows", n_rows), ("n_head_v", n_head_v), ("head_dim", head_dim)])?;
+        self.shape(&[("n_head_k", n_head_k), ("head_dim", head_dim)])?;
         self.shape(&[("n_head_v", n_head_v), ("head_dim", head_dim), ("head_dim", head_dim)])?;
+        let n_channels = (2 * u64::from(n_head_k) + u64::from(n_head_v)).saturating_mul(u64::from(head_dim));
+        let Ok(n_channels) = u32::try_from(n_channels) else {
+            return self.refuse(format!("rows of {n_channels} channels, at most {}", u32::MAX));
+        };
+        self.shape(&[("n_rows", n_rows), ("n_channels", n_channels)])?;
+        self.shape(&[("n_taps", n_taps), ("n_channels", n_channels)])?;
+        self.demand(head_dim.is_multiple_of(DELTA_HEAD_UNIT), || format!("heads of {head_dim}, no multiple of {DELTA_HEAD_UNIT}"))?;
         self.demand(n_taps > 1, || "a convolution of one tap has no history".to_owned())?;
         self.demand(n_head_v.is_multiple_of(n_head_k), || format!("{n_head_v} value heads cannot share {n_head_k} key heads"))
     }
@@ -143,6 +152,7 @@ impl Op {
             Self::DeltaConv { n_rows, shape, .. } | Self::DeltaHistory { n_rows, shape, .. } => check.delta(n_rows, shape),
             Self::DeltaPrompt { n_rows, position, block_position, shape, .. } => {
                 check.delta(n_rows, shape)?;
+                check.demand(position.checked_add(n_rows).is_some(), || format!("{n_rows} rows from position {position} on"))?;
                 check.demand(block_position <= position, || {
                     format!("row {position} lies before its block, which begins at {block_position}")
                 })

@@ -1,4 +1,4 @@
-//! Processor kernels over plain slices: products with quantised weights, attention, norms, routing and experts.
+//! Processor kernels over plain slices: products with quantised weights, attention, delta nets, norms, routing and experts.
 //!
 //! Two families of products share the weights of a file as they are:
 //! - the prompt path ([`gemm`]) decodes panels of 16 weight rows once and multiplies them with all tokens of a tile;
@@ -17,8 +17,14 @@ mod codes;
 mod codes_32;
 mod codes_iq;
 mod codes_k;
+pub mod delta_conv;
+pub mod delta_prompt;
+#[cfg(test)]
+mod delta_tests;
+pub mod delta_window;
 pub mod dot;
 mod floats;
+pub mod gates;
 pub mod gemm;
 mod gemm_avx2;
 mod gemm_avx512;

@@ -37,7 +37,8 @@ pub fn rms_norm_in_place(pool: &ThreadPool, level: SimdLevel, rows: &mut [f32], 
     });
 }
 
-fn out_in_tasks(pool: &ThreadPool, n: usize, out: &mut [f32], work: &(dyn Fn(usize, &mut [f32]) + Sync)) {
+/// Calls `work` with parts of `out`, whole rows of `n`, and the number of each part's first element.
+pub(super) fn out_in_tasks(pool: &ThreadPool, n: usize, out: &mut [f32], work: &(dyn Fn(usize, &mut [f32]) + Sync)) {
     assert!(n > 0 && out.len().is_multiple_of(n), "{} numbers in rows of {n}", out.len());
     let (len, task_len) = (out.len(), (TASK_NUMBERS / n).max(1) * n);
     let out = SharedSlice::new(out);

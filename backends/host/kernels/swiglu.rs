@@ -43,6 +43,12 @@ fn activate(gate: &mut [f32], up: &[f32]) {
     }
 }
 
+/// `1 / (1 + e^-x)`.
+#[inline(always)]
+pub(super) fn sigmoid(x: f32) -> f32 {
+    1.0 / (1.0 + exponential(-x))
+}
+
 /// e^x within a relative error of 1e-6 for x in -87..=88; held at the ends outside, NaN stays NaN.
 ///
 /// Written without branches and calls so that loops over it become vector code.
