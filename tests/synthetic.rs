@@ -40,6 +40,10 @@ fn the_order_of_arguments_does_not_matter() {
     assert_eq!(one, other);
     assert_eq!(one.types.down.to_string(), "Q6_K");
     assert_eq!(one.shape.n_layer, 1);
+    // Shapes of one name differ by architecture, so it counts wherever it stands.
+    let hybrid = Synthetic::from_args("--shape micro --mtp 1 --arch qwen35moe").unwrap();
+    assert_eq!(hybrid, Synthetic::from_args("--arch qwen35moe --mtp 1 --shape micro").unwrap());
+    assert_eq!((hybrid.shape.n_layer, hybrid.n_mtp, hybrid.shape.delta.n_head_value), (4, 1, 2));
 }
 
 #[test]

@@ -1,10 +1,10 @@
 //! Synthetic mixture-of-experts models for tests, written from a seed.
 //!
 //! The same arguments give the same bytes as `tools/oracle/make_tiny_model.py`, so a test can make the model for which another
-//! program's results are stored under `tests/golden/`. Left to the Python script: architectures other than `qwen3moe`, the shapes of
-//! published models, real vocabularies, and tensors above its pool size of 64 MiB.
+//! program's results are stored under `tests/golden/`. Left to the Python script: `qwen4exp`, the shapes of published models, real
+//! vocabularies, and tensors above its pool size of 64 MiB.
 //!
-//! A new architecture is a variant of [`Architecture`] with its shapes and its own list of metadata and tensors.
+//! A new architecture is a variant of [`Architecture`] with its shapes and its own list of metadata and tensors; `moe` has what all share.
 #![allow(clippy::cast_possible_truncation, reason = "sizes of test models, and float arithmetic that rounds on purpose")]
 
 use std::path::Path;
@@ -12,6 +12,8 @@ use std::path::Path;
 use ebbtide::quant::QuantType;
 
 mod blocks;
+mod moe;
+mod qwen35moe;
 mod qwen3moe;
 pub mod random;
 mod tokenizer;
@@ -29,6 +31,8 @@ const TENSOR_BYTES_MAX: u64 = 64 << 20;
 pub enum Architecture {
     /// Attention and routed experts in every layer.
     Qwen3Moe,
+    /// Gated delta nets with a layer of gated attention after every third, a shared expert beside the routed ones.
+    Qwen35Moe,
 }
 
 impl Architecture {
@@ -36,6 +40,15 @@ impl Architecture {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Qwen3Moe => "qwen3moe",
+            Self::Qwen35Moe => "qwen35moe",
+        }
+    }
+
+    /// Its shapes in the Python script: micro, tiny, small.
+    const fn shapes(self) -> [Shape; 3] {
+        match self {
+            Self::Qwen3Moe => [Shape::MICRO, Shape::TINY, Shape::SMALL],
+            Self::Qwen35Moe => [Shape::HYBRID_MICRO, Shape::HYBRID_TINY, Shape::HYBRID_SMALL],
         }
     }
 }
@@ -45,7 +58,7 @@ impl Architecture {
 pub struct Shape {
     /// The shape's name, part of the model's name in the file.
     pub name: &'static str,
-    /// Layers.
+    /// Layers, without a draft block.
     pub n_layer: u32,
     /// Width of the residual.
     pub n_embd: u32,
@@ -63,6 +76,21 @@ pub struct Shape {
     pub n_ff_expert: u32,
     /// Tokens of the vocabulary.
     pub n_vocab: u32,
+    /// Inner width of the shared expert; 0 where the architecture has none.
+    pub n_ff_shared: u32,
+    /// Gated delta nets; all 0 where the architecture has none.
+    pub delta: DeltaShape,
+}
+
+/// Sizes of a gated delta net.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeltaShape {
+    /// Key heads, which are the query heads too.
+    pub n_head_key: u32,
+    /// Value heads, each with a state.
+    pub n_head_value: u32,
+    /// Width of a head; a state is a square of it.
+    pub head_width: u32,
 }
 
 impl Shape {
@@ -78,18 +106,38 @@ impl Shape {
         n_expert_used: 2,
         n_ff_expert: 256,
         n_vocab: 512,
+        n_ff_shared: 0,
+        delta: DeltaShape { n_head_key: 0, n_head_value: 0, head_width: 0 },
     };
     /// 4 layers of 16 experts.
     pub const TINY: Self = Self { name: "tiny", n_layer: 4, head_width: 128, n_expert: 16, n_expert_used: 4, ..Self::MICRO };
     /// 8 layers of 64 experts, 201 million weights: timing.
     pub const SMALL: Self = Self { name: "small", n_layer: 8, n_embd: 512, n_head: 8, n_expert: 64, n_expert_used: 8, ..Self::TINY };
-
-    fn by_name(name: &str) -> Option<Self> {
-        [Self::MICRO, Self::TINY, Self::SMALL].into_iter().find(|shape| shape.name == name)
-    }
+    /// `qwen35moe`: 3 delta nets and 1 layer of attention, 8 experts each.
+    pub const HYBRID_MICRO: Self = Self {
+        n_layer: 4,
+        n_head: 2,
+        n_head_kv: 1,
+        head_width: 256,
+        n_ff_shared: 256,
+        delta: DeltaShape { n_head_key: 1, n_head_value: 2, head_width: 128 },
+        ..Self::MICRO
+    };
+    /// `qwen35moe`: 6 delta nets and 2 layers of attention, 16 experts each.
+    pub const HYBRID_TINY: Self = Self {
+        name: "tiny",
+        n_layer: 8,
+        n_expert: 16,
+        n_expert_used: 4,
+        delta: DeltaShape { n_head_key: 2, n_head_value: 4, head_width: 128 },
+        ..Self::HYBRID_MICRO
+    };
+    /// `qwen35moe`: as many layers, 64 experts each: timing.
+    pub const HYBRID_SMALL: Self =
+        Self { name: "small", n_embd: 512, n_head: 4, n_head_kv: 2, n_expert: 64, n_expert_used: 8, ..Self::HYBRID_TINY };
 }
 
-/// Element types by role; the router and all norms are F32.
+/// Element types by role; routers, norms and the small vectors and taps of delta nets are F32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Types {
     /// Gate matrices of the experts.
@@ -98,7 +146,9 @@ pub struct Types {
     pub up: QuantType,
     /// Down matrices of the experts.
     pub down: QuantType,
-    /// Attention.
+    /// All matrices of the shared expert.
+    pub shared: QuantType,
+    /// Attention and delta nets, and what joins a draft block's two inputs.
     pub dense: QuantType,
     /// Output head.
     pub head: QuantType,
@@ -109,11 +159,11 @@ pub struct Types {
 impl Types {
     /// One type for all matrices.
     pub const fn all(quant: QuantType) -> Self {
-        Self { gate: quant, up: quant, down: quant, dense: quant, head: quant, embedding: quant }
+        Self { gate: quant, up: quant, down: quant, shared: quant, dense: quant, head: quant, embedding: quant }
     }
 
-    fn each(self) -> [QuantType; 6] {
-        [self.gate, self.up, self.down, self.dense, self.head, self.embedding]
+    fn each(self) -> [QuantType; 7] {
+        [self.gate, self.up, self.down, self.shared, self.dense, self.head, self.embedding]
     }
 }
 
@@ -130,6 +180,8 @@ pub struct Synthetic {
     pub types: Types,
     /// The head is the embedding: no `output.weight`.
     pub tied: bool,
+    /// Draft blocks behind the layers, 0 or 1; `qwen3moe` has none whatever this says, as in the script.
+    pub n_mtp: u32,
     /// Spread of the logarithm of the router rows' sizes; above 0 some experts become hot.
     pub skew: f64,
 }
@@ -141,6 +193,8 @@ enum Content {
     Matrix { spread: f64 },
     /// Numbers around `centre`.
     Norm { centre: f32 },
+    /// Numbers that lie evenly between `first` and `first + width`; a negative width goes down.
+    Even { first: f32, width: f32 },
 }
 
 struct Tensor {
@@ -151,7 +205,7 @@ struct Tensor {
 impl Synthetic {
     /// A `qwen3moe` model of one element type.
     pub const fn new(shape: Shape, seed: u64, quant: QuantType) -> Self {
-        Self { architecture: Architecture::Qwen3Moe, shape, seed, types: Types::all(quant), tied: false, skew: 0.0 }
+        Self { architecture: Architecture::Qwen3Moe, shape, seed, types: Types::all(quant), tied: false, n_mtp: 0, skew: 0.0 }
     }
 
     /// The model that `make_tiny_model.py` writes for these arguments, which are split at blanks.
@@ -161,8 +215,9 @@ impl Synthetic {
     pub fn from_args(args: &str) -> Result<Self, String> {
         let mut model = Self::new(Shape::TINY, 1, QuantType::Q8_0);
         let pairs = flag_values(args)?;
-        // As in the script, the order of flags does not matter: the shape before its overrides, general types before special ones.
-        let passes: [&[&str]; 3] = [&["--shape", "--type"], &["--expert-type"], &[]];
+        // As in the script, the order of flags does not matter: the architecture before its shapes, the shape before its overrides,
+        // general types before special ones.
+        let passes: [&[&str]; 4] = [&["--arch"], &["--shape", "--type"], &["--expert-type"], &[]];
         for (pass, flags) in passes.into_iter().enumerate() {
             for (flag, value) in &pairs {
                 let early = passes.iter().any(|flags| flags.contains(flag));
@@ -176,8 +231,12 @@ impl Synthetic {
 
     fn apply(&mut self, flag: &str, value: &str) -> Result<(), String> {
         match flag {
-            "--arch" if value == self.architecture.name() => {}
-            "--shape" => self.shape = Shape::by_name(value).ok_or_else(|| format!("{flag}: no shape {value}"))?,
+            "--arch" => {
+                let known = [Architecture::Qwen3Moe, Architecture::Qwen35Moe].into_iter().find(|known| known.name() == value);
+                self.architecture = known.ok_or_else(|| format!("no {flag} {value}"))?;
+                self.shape = self.shape_named(self.shape.name)?;
+            }
+            "--shape" => self.shape = self.shape_named(value)?,
             "--seed" => self.seed = parse(flag, value)?,
             "--type" => self.types = Types::all(parse_type(flag, value)?),
             "--expert-type" => {
@@ -187,6 +246,7 @@ impl Synthetic {
             "--gate-type" => self.types.gate = parse_type(flag, value)?,
             "--up-type" => self.types.up = parse_type(flag, value)?,
             "--down-type" => self.types.down = parse_type(flag, value)?,
+            "--shared-type" => self.types.shared = parse_type(flag, value)?,
             "--dense-type" => self.types.dense = parse_type(flag, value)?,
             "--head-type" => self.types.head = parse_type(flag, value)?,
             "--embd-type" => self.types.embedding = parse_type(flag, value)?,
@@ -195,10 +255,16 @@ impl Synthetic {
             "--used" => self.shape.n_expert_used = parse(flag, value)?,
             "--vocab" => self.shape.n_vocab = parse(flag, value)?,
             "--tied" => self.tied = true,
+            "--mtp" if value == "0" || value == "1" => self.n_mtp = parse(flag, value)?,
             "--skew" => self.skew = parse(flag, value)?,
             _ => return Err(format!("unknown argument {flag} {value}")),
         }
         Ok(())
+    }
+
+    fn shape_named(&self, name: &str) -> Result<Shape, String> {
+        let found = self.architecture.shapes().into_iter().find(|shape| shape.name == name);
+        found.ok_or_else(|| format!("--shape: {} has no shape {name}", self.architecture.name()))
     }
 
     /// The bytes of the file.
@@ -218,8 +284,12 @@ impl Synthetic {
         model.put_general(&mut metadata);
         let tensors = match model.architecture {
             Architecture::Qwen3Moe => {
-                qwen3moe::put_metadata(&mut metadata, &model.shape);
+                qwen3moe::put_metadata(&mut metadata, &model);
                 qwen3moe::tensors(&model)
+            }
+            Architecture::Qwen35Moe => {
+                qwen35moe::put_metadata(&mut metadata, &model);
+                qwen35moe::tensors(&model)
             }
         };
         put_tokenizer(&mut metadata, &tokenizer, model.shape.n_vocab as usize);
@@ -255,6 +325,7 @@ impl Synthetic {
         let n_weights = info.n_weights();
         match tensor.content {
             Content::Norm { centre } => blocks::push_norm(out, key, n_weights, centre),
+            Content::Even { first, width } => blocks::push_even(out, key, n_weights, first, width),
             Content::Matrix { spread } => {
                 let row_sizes = self.router_row_sizes(info);
                 let row_sizes = row_sizes.as_deref().map(|sizes| (info.dims[0], sizes));

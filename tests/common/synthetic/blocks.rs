@@ -99,3 +99,10 @@ pub fn push_norm(out: &mut Vec<u8>, key: u64, n_weights: u64, centre: f32) {
         out.extend((centre + 0.1 * bell(word(key, index))).to_le_bytes());
     }
 }
+
+/// Appends weights that lie evenly between `first` and `first + width`.
+pub fn push_even(out: &mut Vec<u8>, key: u64, n_weights: u64, first: f32, width: f32) {
+    for index in 0..n_weights {
+        out.extend((first + width * uniform(word(key, index))).to_le_bytes());
+    }
+}
