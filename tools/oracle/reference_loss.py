@@ -1,10 +1,14 @@
 #!/usr/bin/env python3
 """Loss of llama.cpp on a file of tokens: mean over pieces, each read from an empty context.  Needs numpy and libllama.
 
-    reference_loss.py model.gguf held.u16 --piece 512 --pieces 32
+    reference_loss.py model.gguf held.u16 --piece 512 --pieces 32 [--mtp]
 
 Piece i holds tokens i*piece .. (i+1)*piece; every one of its tokens is an input and predicts the next, so the last predicts the first
 of the next piece.  The file is little-endian 16-bit token numbers.
+
+--mtp adds the draft block's figures.  It reads hidden row i and token i+1 and predicts token i+2, for all i of a piece but the last:
+that one would need the next piece's first token as input.  `agreement` is the share of its rows whose best token is the trunk's best
+one for the same place.
 """
 import argparse
 
@@ -13,30 +17,46 @@ import numpy as np
 import llama_lib
 
 
+def loss(logits, targets):
+    logits = logits.astype(np.float64)
+    top = logits.max(1)
+    spread = top + np.log(np.exp(logits - top[:, None]).sum(1))
+    return (spread - logits[np.arange(len(logits)), targets]).mean()
+
+
 def main():
     ap = argparse.ArgumentParser(description="Loss of llama.cpp on a file of tokens.")
     ap.add_argument("model")
     ap.add_argument("tokens")
     ap.add_argument("--piece", type=int, default=512)
     ap.add_argument("--pieces", type=int, help="this many from the start; default all")
+    ap.add_argument("--mtp", action="store_true", help="the draft block's loss, too")
     ap.add_argument("--threads", type=int)
     ap.add_argument("--lib", help="folder of libllama")
     a = ap.parse_args()
     tokens = np.fromfile(a.tokens, "<u2").astype(np.int64)
     most = (len(tokens) - 1) // a.piece
     pieces = min(a.pieces or most, most)
-    model = llama_lib.Model(llama_lib.Lib(a.lib), a.model)
-    context = model.context(-(-a.piece // 256) * 256, llama_lib.F16, a.threads)
-    total = []
+    model = llama_lib.Model(llama_lib.Lib(a.lib), a.model, mtp=a.mtp)
+    n_ctx = -(-a.piece // 256) * 256
+    context = model.context(n_ctx, llama_lib.F16, a.threads, nextn=a.mtp)
+    draft = model.context(n_ctx, llama_lib.F16, a.threads, mtp=True) if a.mtp else None
+    trunk_losses, draft_losses, agreed = [], [], []
     for i in range(pieces):
         part = tokens[i * a.piece:(i + 1) * a.piece + 1]
         context.clear()
-        logits = context.decode(part[:-1].tolist()).astype(np.float64)
-        top = logits.max(1)
-        spread = top + np.log(np.exp(logits - top[:, None]).sum(1))
-        total.append((spread - logits[np.arange(a.piece), part[1:]]).mean())
-    loss = float(np.mean(total))
-    print(f"{pieces} pieces of {a.piece}: loss {loss:.4f} nats a token, perplexity {np.exp(loss):.2f}")
+        logits = context.decode(part[:-1].tolist())
+        trunk_losses.append(loss(logits, part[1:]))
+        if draft:
+            hidden = context.nextn_rows(a.piece)
+            draft.clear()
+            guesses = draft.decode(part[1:-1].tolist(), 1, hidden[:-1])
+            draft_losses.append(loss(guesses, part[2:]))
+            agreed.append((guesses.argmax(1) == logits[1:].argmax(1)).mean())
+    mean = float(np.mean(trunk_losses))
+    print(f"{pieces} pieces of {a.piece}: loss {mean:.4f} nats a token, perplexity {np.exp(mean):.2f}")
+    if draft:
+        print(f"draft block: loss {np.mean(draft_losses):.4f}, best token as the trunk's at {100 * np.mean(agreed):.1f} %")
 
 
 if __name__ == "__main__":
