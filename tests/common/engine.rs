@@ -68,6 +68,12 @@ pub fn bard() -> Arc<Model> {
     Arc::new(Model::open(path).expect("the bundled model"))
 }
 
+/// The bundled trained model of delta nets and attention, with a draft block.
+pub fn hybrid_bard() -> Arc<Model> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/bard-qwen35moe-22m-mtp-IQ4_NL.gguf");
+    Arc::new(Model::open(path).expect("the bundled hybrid model"))
+}
+
 /// Settings of exact arithmetic: f32 activations and cache.
 pub fn exact_settings(ctx_tokens: u32) -> EngineSettings {
     EngineSettings { kv: KvType::F32, activations: Activations::F32, ..settings(ctx_tokens) }
@@ -105,6 +111,21 @@ pub fn all_logits(engine: &mut Engine<HostBackend>, tokens: &[TokenId]) -> Vec<V
     let read = engine.logits(tokens, &mut |_| ControlFlow::Continue(()), &mut |row| rows.push(row.to_vec())).expect("logits");
     assert!(read.is_continue());
     rows
+}
+
+/// Logits of every position, and the draft block's: its row i guesses token i + 2 from the trunk's row i and token i + 1; the last row
+/// takes the trunk's best token for the one that is missing.
+pub fn all_logits_with_drafts(_engine: &mut Engine<HostBackend>, _tokens: &[TokenId]) -> (Vec<Vec<f32>>, Vec<Vec<f32>>) {
+    // TODO(drafts): once `Engine::logits_with_drafts` exists, the body is:
+    //
+    //     let (mut rows, mut drafts) = (Vec::new(), Vec::new());
+    //     let mut draft_sink = |row: &[f32]| drafts.push(row.to_vec());
+    //     let read = engine
+    //         .logits_with_drafts(tokens, &mut |_| ControlFlow::Continue(()), &mut |row| rows.push(row.to_vec()), Some(&mut draft_sink))
+    //         .expect("logits");
+    //     assert!(read.is_continue());
+    //     (rows, drafts)
+    unimplemented!("the engine has no logits_with_drafts yet")
 }
 
 /// Pseudo-random tokens below `below`, the same for the same `seed`.
