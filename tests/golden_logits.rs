@@ -232,32 +232,27 @@ fn stored_matrices_have_the_rows_and_columns_that_their_lists_promise() {
 }
 
 #[test]
-#[ignore = "the engine does not read qwen35moe yet"]
 fn hybrid_f32_models_match_llama_cpp() {
     f32_models_match(HYBRID, Part::Trunk);
 }
 
 #[test]
-#[ignore = "the engine does not read qwen35moe yet"]
 fn hybrid_f32_models_write_what_llama_cpp_writes() {
     f32_models_write_the_stored_tokens(HYBRID);
 }
 
 #[test]
-#[ignore = "the engine does not read qwen35moe yet"]
 fn hybrid_quantised_models_with_exact_activations_match_plain_mathematics() {
     exact_activations_match_plain_mathematics(HYBRID, Part::Trunk, 5);
 }
 
 #[test]
-#[ignore = "the engine does not read qwen35moe yet"]
 fn hybrid_quantised_models_with_rounded_activations_stay_near_llama_cpp() {
     rounded_activations_stay_near_llama_cpp(HYBRID, Part::Trunk, 32);
     the_trained_model_diverges_little(Part::Trunk);
 }
 
 #[test]
-#[ignore = "the engine does not read qwen35moe yet"]
 fn the_trained_hybrid_model_writes_what_plain_mathematics_writes() {
     let list = goldens(HYBRID);
     let golden = list.iter().find(|golden| golden.args.is_none()).expect("the trained model");
@@ -268,19 +263,16 @@ fn the_trained_hybrid_model_writes_what_plain_mathematics_writes() {
 }
 
 #[test]
-#[ignore = "the engine has no logits_with_drafts yet"]
 fn drafts_of_f32_models_match_llama_cpp() {
     f32_models_match(HYBRID, Part::DraftBlock);
 }
 
 #[test]
-#[ignore = "the engine has no logits_with_drafts yet"]
 fn drafts_with_exact_activations_match_plain_mathematics() {
     exact_activations_match_plain_mathematics(HYBRID, Part::DraftBlock, 5);
 }
 
 #[test]
-#[ignore = "the engine has no logits_with_drafts yet"]
 fn drafts_with_rounded_activations_stay_near_llama_cpp() {
     rounded_activations_stay_near_llama_cpp(HYBRID, Part::DraftBlock, 32);
     the_trained_model_diverges_little(Part::DraftBlock);

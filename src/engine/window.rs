@@ -52,7 +52,7 @@ impl<B: Backend> Engine<B> {
         self.backend.synchronise_event(ended)?;
         self.costs.note_window(rows, self.backend.elapsed_s(began, ended)?);
         self.timelines.active_mut().offer(tokens);
-        self.experts.note_window(self.windows.routes(), &self.compute, self.scheduler.slot_range())?;
+        self.experts.note_window(self.windows.routes(), self.model.shape.n_layer, &self.compute, self.scheduler.slot_range())?;
         if with_head {
             self.note_free_memory();
         }

@@ -13,6 +13,7 @@ pub mod store;
 pub mod transfer;
 
 use std::collections::HashSet;
+use std::ops::Range;
 use std::rc::Rc;
 
 pub use cache::ExpertCache;
@@ -285,16 +286,36 @@ impl<B: Backend> Experts<B> {
     ///
     /// # Errors
     /// The backend's.
-    pub fn note_window(&mut self, routes: &[u32], stream: &B::Stream, slot_range: impl Fn(SlotId) -> AddrRange) -> Result<()> {
-        let of_layer = (routes.len() / self.slot_layouts.len().max(1)).max(1);
-        for (layer, experts) in (0u32..).zip(routes.chunks(of_layer)) {
+    pub fn note_window(
+        &mut self,
+        routes: &[u32],
+        n_layer: u32,
+        stream: &B::Stream,
+        slot_range: impl Fn(SlotId) -> AddrRange,
+    ) -> Result<()> {
+        self.note_routes(routes, 0..n_layer, &slot_range);
+        if self.refilling.is_empty() {
+            return self.swap(stream, slot_range);
+        }
+        self.cache.skip_swaps();
+        Ok(())
+    }
+
+    /// Takes note of the experts `[rows, n_expert_used]` that the draft layer, which is `layer`, used.
+    pub fn note_draft(&mut self, routes: &[u32], layer: u32, slot_range: impl Fn(SlotId) -> AddrRange) {
+        self.note_routes(routes, layer..layer + 1, &slot_range);
+    }
+
+    fn note_routes(&mut self, routes: &[u32], layers: Range<u32>, slot_range: &impl Fn(SlotId) -> AddrRange) {
+        let of_layer = (routes.len() / layers.len().max(1)).max(1);
+        for (layer, experts) in layers.zip(routes.chunks(of_layer)) {
             for (at, &expert) in experts.iter().enumerate() {
                 // At most eight rows of a few experts: looking back costs less than any set would.
                 if experts[..at].contains(&expert) {
                     continue;
                 }
                 let expert = ExpertId { layer, expert };
-                if self.resident(expert, &slot_range).is_some() {
+                if self.resident(expert, slot_range).is_some() {
                     self.counters.hits += 1;
                     self.layer_hits[layer as usize] += 1;
                 } else {
@@ -304,11 +325,6 @@ impl<B: Backend> Experts<B> {
                 self.cache.note_use(expert);
             }
         }
-        if self.refilling.is_empty() {
-            return self.swap(stream, slot_range);
-        }
-        self.cache.skip_swaps();
-        Ok(())
     }
 
     /// Counts the experts of a prompt block, one use for each expert with any row: a long prompt must not drown the text's own

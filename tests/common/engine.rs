@@ -115,17 +115,14 @@ pub fn all_logits(engine: &mut Engine<HostBackend>, tokens: &[TokenId]) -> Vec<V
 
 /// Logits of every position, and the draft block's: its row i guesses token i + 2 from the trunk's row i and token i + 1; the last row
 /// takes the trunk's best token for the one that is missing.
-pub fn all_logits_with_drafts(_engine: &mut Engine<HostBackend>, _tokens: &[TokenId]) -> (Vec<Vec<f32>>, Vec<Vec<f32>>) {
-    // TODO(drafts): once `Engine::logits_with_drafts` exists, the body is:
-    //
-    //     let (mut rows, mut drafts) = (Vec::new(), Vec::new());
-    //     let mut draft_sink = |row: &[f32]| drafts.push(row.to_vec());
-    //     let read = engine
-    //         .logits_with_drafts(tokens, &mut |_| ControlFlow::Continue(()), &mut |row| rows.push(row.to_vec()), Some(&mut draft_sink))
-    //         .expect("logits");
-    //     assert!(read.is_continue());
-    //     (rows, drafts)
-    unimplemented!("the engine has no logits_with_drafts yet")
+pub fn all_logits_with_drafts(engine: &mut Engine<HostBackend>, tokens: &[TokenId]) -> (Vec<Vec<f32>>, Vec<Vec<f32>>) {
+    let (mut rows, mut drafts) = (Vec::new(), Vec::new());
+    let mut draft_sink = |row: &[f32]| drafts.push(row.to_vec());
+    let read = engine
+        .logits_with_drafts(tokens, &mut |_| ControlFlow::Continue(()), &mut |row| rows.push(row.to_vec()), Some(&mut draft_sink))
+        .expect("logits");
+    assert!(read.is_continue());
+    (rows, drafts)
 }
 
 /// Pseudo-random tokens below `below`, the same for the same `seed`.
