@@ -9,7 +9,7 @@ mod any_order;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use common::engine::{bard, device, engine, greedy, run, settings, synthetic_model, tokens};
+use common::engine::{bard, device, engine, greedy, hybrid_bard, run, settings, synthetic_model, tokens};
 use ebbtide::backends::host::{HostBackend, HostConfig};
 use ebbtide::engine::way::Way;
 use ebbtide::engine::{Engine, Event, Finish, Outcome, read_device_budget};
@@ -82,6 +82,31 @@ fn tokens_of_the_trained_model_do_not_depend_on_loans_chunks_or_slots() {
     let model = bard();
     let prompt = tokens(3, 330, 4000);
     tokens_do_not_depend_on_memory(&model, &prompt, &[1, 8, 64]);
+}
+
+#[test]
+fn tokens_of_hybrid_models_do_not_depend_on_loans_chunks_blocks_or_slots() {
+    for (args, seed) in [("--type Q4_K --head-type Q6_K --seed 4", 1), ("--type F32 --seed 5", 2), ("--type IQ3_XXS --seed 6 --mtp 1", 3)] {
+        let model = synthetic_model(&format!("--arch qwen35moe --shape micro {args}"));
+        let prompt = tokens(seed, 300, 500);
+        tokens_do_not_depend_on_memory(&model, &prompt, &[1, 8, 32]);
+        let all = ExpertCache::Slots(model.shape.n_routed_experts());
+        let expected = outcome(&model, &deterministic(64, all), &prompt);
+        for (chunk, block) in [(7, 299), (32, 100), (64, 150), (5, 6), (64, 64), (100, 300)] {
+            let settings = in_blocks(chunk, BlockSetting::Tokens(block), ExpertCache::Slots(8));
+            for settings in [settings.clone(), with_alias(&settings)] {
+                let found = outcome(&model, &settings, &prompt);
+                assert_eq!(found.tokens, expected.tokens, "{args}: chunk {chunk}, block {block}");
+                assert!(found.choice.block <= block.next_multiple_of(64) && found.choice.chunk <= chunk, "{:?}", found.choice);
+            }
+        }
+    }
+}
+
+#[test]
+fn tokens_of_the_trained_hybrid_model_do_not_depend_on_loans_chunks_or_slots() {
+    let model = hybrid_bard();
+    tokens_do_not_depend_on_memory(&model, &tokens(3, 330, 4000), &[1, 16, 144]);
 }
 
 /// A device on which the prompt buffers are larger than the slots that may be lent, so that the head's bytes are needed.

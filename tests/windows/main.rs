@@ -4,6 +4,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod hybrid;
 mod unreliable;
 
 use std::cell::RefCell;
@@ -77,12 +78,27 @@ impl Watched {
     }
 
     fn cache_bytes(&self) -> Vec<u8> {
-        let (stream, cache) = (self.device.create_stream().expect("a stream"), self.cache());
-        let landing = self.device.alloc_pinned(cache.bytes, "a test").expect("pinned memory");
-        let copy = Copy { dst: landing.range().start, src: cache.start, bytes: cache.bytes, direction: Direction::ToHost };
+        self.device_bytes(self.cache())
+    }
+
+    /// The recurrent state of a hybrid model, once all that was accepted is in it. A window that nothing is accepted of waits for that.
+    fn state_bytes(&mut self) -> Vec<u8> {
+        self.engine.window(&[0], None).expect("a window");
+        self.state_bytes_now()
+    }
+
+    /// As [`Watched::state_bytes`] where a window has just waited.
+    fn state_bytes_now(&self) -> Vec<u8> {
+        self.device_bytes(self.script().range("recurrent state"))
+    }
+
+    fn device_bytes(&self, range: AddrRange) -> Vec<u8> {
+        let stream = self.device.create_stream().expect("a stream");
+        let landing = self.device.alloc_pinned(range.bytes, "a test").expect("pinned memory");
+        let copy = Copy { dst: landing.range().start, src: range.start, bytes: range.bytes, direction: Direction::ToHost };
         self.device.copy(&stream, copy).expect("a copy");
         self.device.synchronise(&stream).expect("copied");
-        let mut bytes = vec![0; cache.bytes.as_usize()];
+        let mut bytes = vec![0; range.bytes.as_usize()];
         landing.read(0, &mut bytes);
         bytes
     }

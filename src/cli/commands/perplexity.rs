@@ -9,6 +9,7 @@ use crate::cli::config::Config;
 use crate::cli::exit::{CommandError, ExitStatus};
 use crate::cli::progress::Progress;
 use crate::cli::write_stdout;
+use crate::engine::sampler::argmax;
 use crate::units::TokenId;
 
 /// Negative log-likelihoods, summed.
@@ -32,8 +33,30 @@ impl Loss {
     }
 }
 
+/// What the draft layer guessed.
+#[derive(Default)]
+struct Drafts {
+    loss: Loss,
+    compared: u64,
+    agreed: u64,
+}
+
+impl Drafts {
+    /// Compares guesses with the trunk's best tokens at the same places.
+    fn compare(&mut self, guesses: &[TokenId], best: &[TokenId]) {
+        self.compared += guesses.len().min(best.len()) as u64;
+        self.agreed += guesses.iter().zip(best).filter(|(guess, best)| guess == best).count() as u64;
+    }
+
+    /// Share of guesses that are the trunk's best token; `None` where there are none.
+    #[allow(clippy::cast_precision_loss, reason = "counts of tokens")]
+    fn agreement(&self) -> Option<f64> {
+        (self.compared > 0).then(|| self.agreed as f64 / self.compared as f64)
+    }
+}
+
 /// Runs the command: pieces from the start of the text, each read into a fresh sequence; every row
-/// predicts the token that follows it in the text.
+/// predicts the token that follows it in the text. A draft layer predicts the one behind that.
 ///
 /// # Errors
 /// As the contract's exit codes say.
@@ -52,24 +75,41 @@ pub fn perplexity<B: Backend>(perplexity: &PerplexityConfig, config: &Config, op
     let mut engine = session::start(&model, &perplexity.engine, config, open)?;
     let mut progress = Progress::new("pieces", pieces as u64);
     let mut loss = Loss::default();
+    let mut drafts = Drafts::default();
     for (number, piece) in corpus.chunks_exact(piece_tokens).take(pieces).enumerate() {
         // A piece's last row predicts the first token of the next one, where there is one.
-        let mut targets = corpus[number * piece_tokens + 1..].iter();
-        let read = engine.logits(piece, &mut |_| interrupt.control(), &mut |row| {
+        let behind = &corpus[number * piece_tokens + 1..];
+        let mut targets = behind.iter();
+        let mut best = Vec::with_capacity(piece_tokens);
+        let mut trunk = |row: &[f32]| {
+            best.extend(argmax(row));
             if let Some(&target) = targets.next() {
                 loss.add(row, target);
             }
-        })?;
+        };
+        // The last row's guess would be of a text that goes on as the model has it, not as the text does.
+        let mut draft_targets = behind.iter().skip(1).take(piece_tokens - 1);
+        let mut guesses = Vec::with_capacity(piece_tokens);
+        let mut draft = |row: &[f32]| {
+            if let Some(&target) = draft_targets.next() {
+                guesses.extend(argmax(row));
+                drafts.loss.add(row, target);
+            }
+        };
+        let read = engine.logits_with_drafts(piece, &mut |_| interrupt.control(), &mut trunk, Some(&mut draft))?;
         if read.is_break() {
             return Err(CommandError::new(ExitStatus::Interrupted, anyhow::anyhow!("interrupted after {number} of {pieces} pieces")));
         }
+        drafts.compare(&guesses, best.get(1..).unwrap_or_default());
         progress.set(number as u64 + 1);
     }
     progress.finish();
     let mean = loss.mean_nats();
+    let draft_loss = (drafts.loss.predictions > 0).then(|| drafts.loss.mean_nats());
+    let draft_agreement = drafts.agreement();
     if config.json {
         let report = serde_json::json!({
-            "loss": mean, "perplexity": mean.exp(), "draft_loss": null, "draft_agreement": null,
+            "loss": mean, "perplexity": mean.exp(), "draft_loss": draft_loss, "draft_agreement": draft_agreement,
             "pieces": pieces, "piece_tokens": piece_tokens, "predictions": loss.predictions,
         });
         return write_stdout(&format!("{report}\n"));
@@ -78,7 +118,13 @@ pub fn perplexity<B: Backend>(perplexity: &PerplexityConfig, config: &Config, op
         "loss {mean:.4} nats a token, perplexity {:.2} ({pieces} pieces of {piece_tokens} tokens, {} predictions)\n",
         mean.exp(),
         loss.predictions
-    ))
+    ))?;
+    match (draft_loss, draft_agreement) {
+        (Some(loss), Some(agreement)) => {
+            write_stdout(&format!("drafts: loss {loss:.4} nats a token, the model's own best token at {:.1} %\n", 100.0 * agreement))
+        }
+        _ => Ok(()),
+    }
 }
 
 #[cfg(test)]
