@@ -288,6 +288,10 @@ auto_or_number!(ExpertCache::Slots, "slots", 1, SLOTS_MAX);
 auto_or_number!(AliasThreshold::Tokens, "tokens", 0, CONTEXT_TOKENS_MAX);
 auto_or_number!(ShortRead::Tokens, "tokens", 0, CONTEXT_TOKENS_MAX);
 
+// Behind the macros, which it uses.
+mod drafts;
+pub use drafts::{DRAFTS_MAX, DraftSetting, DraftSettings, SpecSetting};
+
 impl FromStr for BlockSetting {
     type Err = SettingError;
 
@@ -341,7 +345,7 @@ impl fmt::Display for ChunkSetting {
 ///
 /// [`EngineSettings::default`] is what the program runs with when nothing is set, apart from `threads`, which the program takes
 /// from the machine.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct EngineSettings {
     /// VRAM that may be used at most, our own context included; on the host backend the size of the simulated device.
     pub vram: Bytes,
@@ -375,6 +379,8 @@ pub struct EngineSettings {
     pub short_read: ShortRead,
     /// When the first window after a prompt may start.
     pub refill: Refill,
+    /// Tokens guessed ahead.
+    pub drafts: DraftSettings,
     /// What products do to their input rows.
     pub activations: Activations,
     /// The same tokens come out at any chunk, slot count and loan.
@@ -406,6 +412,7 @@ impl Default for EngineSettings {
             alias_min_tokens: AliasThreshold::default(),
             short_read: ShortRead::default(),
             refill: Refill::default(),
+            drafts: DraftSettings::default(),
             activations: Activations::default(),
             deterministic: false,
             window_hashes: None,

@@ -28,6 +28,12 @@ pub struct About {
     pub kv: String,
     /// Input of products with quantised weights.
     pub activations: String,
+    /// Who drafts.
+    pub draft: String,
+    /// Most drafts of a window.
+    pub drafts_max: usize,
+    /// Probability with which every draft was taken, whatever the model said; `None`: as the model said.
+    pub force_acceptance: Option<f64>,
 }
 
 impl About {
@@ -44,17 +50,23 @@ impl About {
             vram_bytes: settings.vram,
             kv: settings.kv.to_string(),
             activations: settings.activations.to_string(),
+            draft: settings.drafts.source.to_string(),
+            drafts_max: settings.drafts.drafts_max(),
+            force_acceptance: settings.drafts.force_acceptance,
         }
     }
 
     /// Names and values, for pages.
     #[must_use]
     pub fn facts(&self) -> Vec<(&'static str, String)> {
+        let forced =
+            self.force_acceptance.map_or_else(String::new, |forced| format!("; acceptance forced to {forced}, the text means nothing"));
         vec![
             ("model", self.model.clone()),
             ("routed experts", format!("{}, {}", self.n_experts, self.expert_bytes)),
             ("device", format!("{}, at most {}, {} threads", self.device, self.vram_bytes, self.threads)),
             ("arithmetic", format!("KV cache {}, activations {}", self.kv, self.activations)),
+            ("drafts", format!("{}, at most {} a window{forced}", self.draft, self.drafts_max)),
             ("program", format!("ebbtide {}", self.version)),
         ]
     }

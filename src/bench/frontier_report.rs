@@ -152,7 +152,8 @@ pub fn text(about: &About, sweep: &Sweep, result: &SweepResult) -> String {
 
 fn described(sweep: &Sweep) -> String {
     let repetitions = if sweep.repeat == 1 { "1 repetition".to_owned() } else { format!("{} repetitions", sweep.repeat) };
-    format!("{repetitions}, {} tokens written greedily after prompts of {} tokens", sweep.write_tokens, sweep.material.name())
+    let forced = sweep.base.drafts.force_acceptance.map_or_else(String::new, |forced| format!("; acceptance of drafts forced to {forced}"));
+    format!("{repetitions}, {} tokens written greedily after prompts of {} tokens{forced}", sweep.write_tokens, sweep.material.name())
 }
 
 /// The report as a page.

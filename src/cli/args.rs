@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
+use super::draft_args::DraftArgs;
 use super::measure_args::{BenchArgs, ReplayArgs};
 use crate::settings::{
     Activations, AliasThreshold, BlockSetting, CONTEXT_TOKENS_MAX, CacheSizing, ChunkSetting, ContextSetting, DeviceSetting, ExpertCache,
@@ -18,7 +19,6 @@ const MODEL: &str = "Model";
 const TEXT: &str = "Text";
 const MEMORY: &str = "Memory";
 const PROMPT: &str = "Reading prompts";
-const DRAFT: &str = "Drafts";
 const SAMPLING: &str = "Sampling";
 const GENERAL: &str = "General";
 
@@ -111,8 +111,8 @@ pub struct LogitsArgs {
     /// The NumPy file to write, float32 [tokens, vocabulary]
     #[arg(help_heading = TEXT, short = 'o', long, value_name = "FILE.npy")]
     pub output: Option<PathBuf>,
-    /// Logits of the draft layer
-    #[arg(help_heading = TEXT, long, value_name = "FILE.npy", hide = true)]
+    /// A second file, for the logits of the draft layer
+    #[arg(help_heading = TEXT, long, value_name = "FILE.npy")]
     pub mtp_out: Option<PathBuf>,
     /// Engine settings.
     #[command(flatten)]
@@ -309,27 +309,6 @@ pub struct PromptArgs {
     pub refill: Refill,
 }
 
-/// Drafts: tokens guessed ahead and verified together.
-#[derive(Debug, Args)]
-#[command(next_help_heading = DRAFT)]
-pub struct DraftArgs {
-    /// Most drafts a window, 0 to 7
-    #[arg(long, value_name = "auto|N", default_value = "auto", value_parser = draft_depth, hide = true)]
-    pub spec: String,
-    /// Who drafts
-    #[arg(long, value_name = "mtp|lookup|both|off", default_value = "off", value_parser = one_of(&["mtp", "lookup", "both", "off"]), hide = true)]
-    pub draft: String,
-    /// As `--draft mtp`.
-    #[arg(long, value_name = SWITCH, value_parser = switch, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false", hide = true)]
-    pub mtp: bool,
-    /// Least probability of a draft.
-    #[arg(long, value_name = "P", value_parser = real(PROBABILITY), hide = true)]
-    pub spec_min_p: Option<f32>,
-    /// A smaller vocabulary to draft from.
-    #[arg(long, value_name = "FILE", hide = true)]
-    pub draft_vocab: Option<PathBuf>,
-}
-
 /// How a token is chosen.
 #[derive(Debug, Args)]
 #[command(next_help_heading = SAMPLING)]
@@ -423,9 +402,9 @@ pub fn command() -> clap::Command {
         })
 }
 
-const SWITCH: &str = "true|false";
+pub(super) const SWITCH: &str = "true|false";
 
-fn switch(text: &str) -> Result<bool, SettingError> {
+pub(super) fn switch(text: &str) -> Result<bool, SettingError> {
     match text {
         "true" | "1" | "yes" | "on" => Ok(true),
         "false" | "0" | "no" | "off" => Ok(false),
@@ -451,15 +430,15 @@ fn whole(bounds: WholeNumber) -> impl Fn(&str) -> Result<u64, SettingError> + Cl
 }
 
 /// Bounds of a real number, both included.
-type Bounds = (f32, f32);
-const PROBABILITY: Bounds = (0.0, 1.0);
+pub(super) type Bounds = (f32, f32);
+pub(super) const PROBABILITY: Bounds = (0.0, 1.0);
 const TEMPERATURE: Bounds = (0.0, 100.0);
 const PENALTY: Bounds = (-100.0, 100.0);
 /// The least keeps a division by it finite.
 const REPEAT: Bounds = (0.01, 100.0);
 const LINK: Bounds = (0.0, 1e6);
 
-fn real((least, most): Bounds) -> impl Fn(&str) -> Result<f32, SettingError> + Clone + Send + Sync + 'static {
+pub(super) fn real((least, most): Bounds) -> impl Fn(&str) -> Result<f32, SettingError> + Clone + Send + Sync + 'static {
     move |text| {
         let number: f32 = text.parse().map_err(|_| SettingError::NotANumber { value: text.to_owned(), form: "a number such as 0.7" })?;
         // NaN lies within no bounds.
@@ -468,22 +447,6 @@ fn real((least, most): Bounds) -> impl Fn(&str) -> Result<f32, SettingError> + C
         }
         Err(SettingError::OutOfBounds { value: text.to_owned(), least: least.to_string(), most: most.to_string(), unit: "" })
     }
-}
-
-fn one_of(choices: &'static [&'static str]) -> impl Fn(&str) -> Result<String, SettingError> + Clone + Send + Sync + 'static {
-    move |text| {
-        if choices.contains(&text) {
-            return Ok(text.to_owned());
-        }
-        Err(SettingError::Choice { value: text.to_owned(), choices: choices.join(", ") })
-    }
-}
-
-fn draft_depth(text: &str) -> Result<String, SettingError> {
-    if text != "auto" {
-        WholeNumber { form: "`auto` or a whole number", unit: "drafts", least: 0, most: 7 }.parse(text)?;
-    }
-    Ok(text.to_owned())
 }
 
 #[cfg(test)]
@@ -515,6 +478,10 @@ mod tests {
         {
             assert!(run.get_arguments().any(|arg| arg.get_long() == Some(flag)), "run --{flag}");
         }
+        for (name, flag) in [("logits", "mtp-out"), ("bench", "force-acceptance")] {
+            let subcommand = command.find_subcommand(name).expect(name);
+            assert!(subcommand.get_arguments().any(|arg| arg.get_long() == Some(flag) && !arg.is_hide_set()), "{name} --{flag}");
+        }
         for (name, short) in [("run", 'm'), ("run", 'p'), ("run", 'n'), ("run", 'v'), ("logits", 'o')] {
             let subcommand = command.find_subcommand(name).expect(name);
             assert!(subcommand.get_arguments().any(|arg| arg.get_short() == Some(short)), "{name} -{short}");
@@ -527,7 +494,6 @@ mod tests {
             assert!(real(PROBABILITY)(text).is_err(), "{text}");
         }
         assert_eq!(real(PROBABILITY)("0.05"), Ok(0.05));
-        assert!(draft_depth("8").is_err() && draft_depth("auto").is_ok() && draft_depth("7").is_ok());
         assert!(switch("maybe").is_err());
     }
 }

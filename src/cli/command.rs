@@ -80,6 +80,8 @@ pub struct LogitsConfig {
     pub tokens: TokenSource,
     /// A NumPy file.
     pub output: PathBuf,
+    /// Another one, for the logits of the draft layer.
+    pub mtp_output: Option<PathBuf>,
     /// Of the engine.
     pub engine: EngineSettings,
 }

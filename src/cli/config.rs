@@ -134,8 +134,13 @@ impl Checker<'_> {
                 let model = self.model(args.model);
                 let tokens = self.tokens(&["tokens"], args.tokens);
                 let output = self.needed(args.output, "the file to write: -o FILE.npy");
+                if let Some(mtp_output) = args.mtp_out.as_ref().filter(|&mtp_output| output.as_ref() == Some(mtp_output)) {
+                    let shown = mtp_output.display();
+                    self.refusals.push(format!("--mtp-out {shown} with -o {shown}: both would be one file. Name another one"));
+                }
+                let mtp_output = args.mtp_out;
                 let config = model.zip(tokens).zip(output);
-                let config = config.map(|((model, tokens), output)| LogitsConfig { model, tokens, output, engine });
+                let config = config.map(|((model, tokens), output)| LogitsConfig { model, tokens, output, mtp_output, engine });
                 (config.map(Command::Logits), args.engine.output)
             }
             CommandArgs::Perplexity(args) => {
@@ -252,7 +257,7 @@ impl Checker<'_> {
         self.refuse_large_reserve(args);
         self.refuse_modes_without_alias(args);
         self.warn_of_no_effect(args);
-        let EngineArgs { memory, prompt, general, .. } = args;
+        let EngineArgs { memory, prompt, draft, general, .. } = args;
         EngineSettings {
             vram: Bytes::mib(memory.vram_mib),
             vram_reserve: memory.vram_reserve_mib.map(Bytes::mib),
@@ -270,6 +275,7 @@ impl Checker<'_> {
             alias_min_tokens: prompt.alias_min_tokens,
             short_read: prompt.short_read,
             refill: prompt.refill,
+            drafts: self.drafts(draft),
             activations: general.activations,
             deterministic: general.deterministic,
             window_hashes: general.window_hashes.clone(),
@@ -357,7 +363,7 @@ pub(super) mod tests {
 
     use super::*;
     use crate::cli::sources::{Environment, resolve};
-    use crate::settings::{Activations, KvType};
+    use crate::settings::{Activations, DraftSetting, DraftSettings, KvType, SpecSetting};
 
     /// A command line and an environment, as the whole of it is understood.
     pub fn checked(line: &str, environment: &[(&str, &str)]) -> Result<Config, Refused> {
@@ -389,7 +395,7 @@ pub(super) mod tests {
         let line = "ebbtide plan -m m.gguf --vram-mib 4000 --vram-reserve-mib 100 --pin-mib 0 --ctx 2048 --kv q8_0 --expert-cache 40 \
             --expert-profile p --prefix-cache-mib 100 --prefill 512 --prefill-block 512 --prefill-head-alias --head-alias-mode realloc \
             --cache-sizing seed --alias-min-tokens 0 --short-read 5 --refill strict \
-            --activations f32 --deterministic --window-hashes h --threads 3 --device host --spec 0 --draft off";
+            --activations f32 --deterministic --window-hashes h --threads 3 --device host --spec 2 --draft mtp --spec-min-p 0.25";
         let Command::Plan(plan) = command(line) else { panic!("a plan was asked for") };
         let expected = EngineSettings {
             vram: Bytes::mib(4000),
@@ -408,6 +414,7 @@ pub(super) mod tests {
             alias_min_tokens: AliasThreshold::Tokens(0),
             short_read: crate::settings::ShortRead::Tokens(5),
             refill: crate::settings::Refill::Strict,
+            drafts: DraftSettings { source: DraftSetting::Mtp, most: SpecSetting::Drafts(2), min_p: 0.25, ..DraftSettings::default() },
             activations: Activations::F32,
             deterministic: true,
             window_hashes: Some(PathBuf::from("h")),
@@ -473,22 +480,23 @@ pub(super) mod tests {
 
     #[test]
     fn what_is_to_come_is_refused_and_never_left_out() {
-        let values = |flag: &str| match flag {
-            "draft" => "lookup",
-            "mtp" => "true",
-            "spec-min-p" => "0.5",
-            _ => "3",
-        };
         for later in NOT_YET {
-            let command = if later.flag == "mtp-out" { "logits -m m --tokens 1 -o o" } else { "run -m m -p x" };
-            let told = refusals(&format!("ebbtide {command} --{}={}", later.flag, values(later.flag)));
+            let told = refusals(&format!("ebbtide run -m m -p x --{}=3", later.flag));
             assert_eq!(told.len(), 1, "{told:?}");
             assert!(told[0].contains("is not in this version: "), "{told:?}");
             for accepted in later.accepts {
-                let line = format!("ebbtide {command} --{}={accepted}", later.flag);
+                let line = format!("ebbtide run -m m -p x --{}={accepted}", later.flag);
                 assert!(checked(&line, &[]).is_ok(), "{line}");
             }
         }
+    }
+
+    #[test]
+    fn logits_of_the_draft_layer_go_to_a_file_of_their_own() {
+        let Command::Logits(logits) = command("ebbtide logits -m m --tokens 1 -o o --mtp-out p") else { panic!("logits") };
+        assert_eq!((logits.output, logits.mtp_output), (PathBuf::from("o"), Some(PathBuf::from("p"))));
+        let told = refusals("ebbtide logits -m m --tokens 1 -o o --mtp-out o");
+        assert_eq!(told, ["--mtp-out o with -o o: both would be one file. Name another one"]);
     }
 
     #[test]

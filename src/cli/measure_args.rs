@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::args::{EngineArgs, ModelArgs};
+use super::args::{EngineArgs, ModelArgs, PROBABILITY, real};
 use super::lists::{self, List, ListError};
 use crate::bench::Arm;
 use crate::settings::{BlockSetting, CONTEXT_TOKENS_MAX, ChunkSetting, ContextSetting, ExpertCache, SettingError, WholeNumber};
@@ -60,6 +60,9 @@ pub struct SweepArgs {
     /// Start of the random tokens
     #[arg(long, value_name = "S", default_value = "1", value_parser = seed)]
     pub seed: u64,
+    /// Take each draft with probability P, whatever the model says: a figure for speed alone, the text means nothing
+    #[arg(long, value_name = "P", value_parser = real(PROBABILITY))]
+    pub force_acceptance: Option<f32>,
     /// Write the report as a page with plots
     #[arg(long, value_name = "FILE")]
     pub html: Option<PathBuf>,

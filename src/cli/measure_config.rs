@@ -12,13 +12,19 @@ use super::sources::Source;
 use crate::bench::frontier::{PLACES_MAX, Sweep};
 use crate::bench::material::Material;
 use crate::bench::replay::Replay;
-use crate::settings::{AliasThreshold, BlockSetting, ChunkSetting, ExpertCache};
+use crate::settings::{AliasThreshold, BlockSetting, ChunkSetting, DraftSetting, ExpertCache};
 
 impl Checker<'_> {
     pub(super) fn bench(&mut self, args: BenchArgs) -> (Option<Command>, OutputArgs) {
         let BenchArgs { model, sweep: asked, mut engine } = args;
         self.leave_to_arms(&mut engine, "bench");
-        let base = self.engine(&engine);
+        let mut base = self.engine(&engine);
+        base.drafts.force_acceptance = asked.force_acceptance.map(f64::from);
+        if asked.force_acceptance.is_some() && base.drafts.drafts_max() == 0 {
+            let forced = self.shown("force-acceptance");
+            let off = self.shown(if base.drafts.source == DraftSetting::Off { "draft" } else { "spec" });
+            self.refusals.push(format!("{forced} with {off}: nothing is drafted that could be accepted. Leave one of them out"));
+        }
         // Of slots the list stands for budgets, so a plain number stays with the settings.
         let slots = self.swept("slots", "expert-cache", asked.slots, ExpertCache::Auto);
         let contexts = self.swept("contexts", "ctx", asked.contexts, base.ctx);
@@ -198,6 +204,19 @@ mod tests {
         assert!(!sweep.base.head_alias);
         let (typed, _) = self::sweep("ebbtide bench -m m --ctx 4096", &[("EBBTIDE_CONTEXTS", "512,1024")]);
         assert_eq!(typed.contexts, [ContextSetting::Tokens(4096)]);
+    }
+
+    #[test]
+    fn acceptance_is_forced_where_something_is_drafted() {
+        let forced = sweep("ebbtide bench -m m --force-acceptance 0.5 --draft lookup", &[]).0.base.drafts.force_acceptance;
+        assert_eq!((forced, sweep("ebbtide bench -m m", &[]).0.base.drafts.force_acceptance), (Some(0.5), None));
+        for (off, shown) in [("--draft off", "--draft off"), ("--spec 0", "--spec 0")] {
+            let told = checked(&format!("ebbtide bench -m m --force-acceptance 0.5 {off}"), &[]).expect_err(off).0;
+            assert_eq!(
+                told,
+                [format!("--force-acceptance 0.5 with {shown}: nothing is drafted that could be accepted. Leave one of them out")]
+            );
+        }
     }
 
     #[test]

@@ -8,6 +8,8 @@ pub mod args;
 pub mod command;
 pub mod commands;
 pub mod config;
+pub mod draft_args;
+mod draft_config;
 pub mod exit;
 pub mod file;
 pub mod lists;

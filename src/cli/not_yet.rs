@@ -14,7 +14,6 @@ pub struct NotYet {
     pub reason: &'static str,
 }
 
-const NO_DRAFTS: &str = "there are no drafts yet, every window writes one token. Leave the flag out";
 const NO_PACING: &str = "copies run at the machine's own speed. Leave the flag out";
 
 /// All of them.
@@ -22,10 +21,4 @@ pub const NOT_YET: &[NotYet] = &[
     NotYet { flag: "hf", accepts: &[], reason: "nothing is downloaded. Fetch the GGUF file yourself and name it with -m FILE" },
     NotYet { flag: "sim-link-gbps", accepts: &[], reason: NO_PACING },
     NotYet { flag: "sim-link-us", accepts: &[], reason: NO_PACING },
-    NotYet { flag: "spec", accepts: &["auto", "0"], reason: NO_DRAFTS },
-    NotYet { flag: "draft", accepts: &["off"], reason: NO_DRAFTS },
-    NotYet { flag: "mtp", accepts: &["false", "0", "no", "off"], reason: NO_DRAFTS },
-    NotYet { flag: "spec-min-p", accepts: &[], reason: NO_DRAFTS },
-    NotYet { flag: "draft-vocab", accepts: &[], reason: NO_DRAFTS },
-    NotYet { flag: "mtp-out", accepts: &[], reason: "models with a draft layer are not read yet. Leave the flag out" },
 ];

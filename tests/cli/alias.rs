@@ -102,14 +102,13 @@ fn every_flag_beside_the_alias_works_or_is_refused_at_once_with_both_names() {
         ("--refill strict", Works),
         ("--spec auto", Works),
         ("--spec 0", Works),
-        ("--spec 3", Refused),
-        ("--spec-min-p 0.5", Refused),
-        ("--draft-vocab words.txt", Refused),
+        ("--spec 3", Works),
+        ("--spec-min-p 0.5", Works),
         ("--draft off", Works),
-        ("--draft mtp", Refused),
-        ("--draft lookup", Refused),
-        ("--draft both", Refused),
-        ("--mtp", Refused),
+        ("--draft mtp", Works),
+        ("--draft lookup", Works),
+        ("--draft both", Works),
+        ("--mtp", Works),
         ("--mtp=false", Works),
         ("--kv f32", Works),
         ("--kv f16", Works),
@@ -153,8 +152,8 @@ fn every_flag_beside_the_alias_works_or_is_refused_at_once_with_both_names() {
 
 #[test]
 fn commands_that_need_the_head_at_every_row_refuse_the_alias_with_every_other_fault() {
-    let logits = ebbtide(&format!("logits -m {BARD} --tokens 1 -o never.npy --prefill-head-alias --spec 3"));
-    logits.refused(2, &["--prefill-head-alias with logits", "--spec 3", "2 settings"]);
+    let logits = ebbtide(&format!("logits -m {BARD} --tokens 1 -o never.npy --prefill-head-alias --sim-link-us 3"));
+    logits.refused(2, &["--prefill-head-alias with logits", "--sim-link-us 3", "2 settings"]);
     let perplexity = ebbtide(&format!("perplexity -m {BARD} --tokens 1,2,3 --piece 2")).env("EBBTIDE_PREFILL_HEAD_ALIAS", "1");
     perplexity.refused(2, &["--prefill-head-alias 1 (from EBBTIDE_PREFILL_HEAD_ALIAS) with perplexity"]);
 }

@@ -10,6 +10,7 @@ mod gguf_bytes;
 mod alias;
 mod bench;
 mod commands;
+mod drafts;
 mod hashes;
 mod hostile;
 mod odd_calls;

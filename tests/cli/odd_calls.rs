@@ -45,6 +45,10 @@ fn values_that_are_none_are_refused_with_what_would_do() {
         ("--json=maybe", "true, false"),
         ("-n -3", "0 to"),
         ("--short-read -1", "0 to"),
+        ("--spec 8", "0 to 7 drafts"),
+        ("--spec -1", "0 to 7 drafts"),
+        ("--draft ngram", "mtp, lookup, both, off"),
+        ("--spec-min-p 1.1", "0 to 1"),
         ("--alias-min-tokens many", "`auto` or a whole number"),
     ];
     for (value, part) in cases {
@@ -213,10 +217,22 @@ fn help_fits_80_columns_and_explains_every_flag_that_works() {
         }
     }
     let run = ebbtide("run --help").ends_with(0).text();
-    for flag in ["--prefill-head-alias", "--vram-mib", "--ctx", "--kv", "--short-read", "--temp", "--json", "--config"] {
+    for flag in [
+        "--prefill-head-alias",
+        "--vram-mib",
+        "--ctx",
+        "--kv",
+        "--short-read",
+        "--spec",
+        "--draft",
+        "--mtp",
+        "--temp",
+        "--json",
+        "--config",
+    ] {
         assert!(run.contains(flag), "{flag} is not in: {run}");
     }
-    for later in ["--mtp", "--spec", "--draft", "--hf", "--sim-link", "--draft-vocab"] {
+    for later in ["--hf", "--sim-link"] {
         assert!(!run.contains(later), "{later} is in: {run}");
     }
 }

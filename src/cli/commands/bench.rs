@@ -34,7 +34,8 @@ pub fn bench<B: Backend>(bench: &BenchConfig, config: &Config, open: Opener<B>) 
             Material::Text(tokens)
         }
     };
-    let sweep = Sweep { material, ..bench.sweep.clone() };
+    let base = session::with_draft_vocab(&bench.sweep.base, &model)?;
+    let sweep = Sweep { material, base, ..bench.sweep.clone() };
     sweep.contexts.iter().for_each(|&ctx| session::warn_of_long_context(&model, ctx));
     let page = PageFile::create(bench.html.as_deref(), &model)?;
     let about = About::new(&model, &sweep.base);

@@ -18,7 +18,7 @@ use crate::engine::{Engine, Finish, Outcome, Request};
 use crate::gguf::GgufFile;
 use crate::model::{Model, ModelError};
 use crate::phase::Plan;
-use crate::settings::{AliasThreshold, ContextSetting, EngineSettings};
+use crate::settings::{AliasThreshold, ContextSetting, DraftSettings, EngineSettings};
 use crate::tokenizer::Specials;
 use crate::units::Bytes;
 
@@ -64,6 +64,10 @@ pub fn demo<B: Backend>(demo: &DemoConfig, config: &Config, open: Opener<B>) -> 
 
     if demo.engine.expert_profile.is_some() {
         say::line("warning: --expert-profile changes nothing here: neither run of the demo knows what the other has learned");
+    }
+
+    if demo.engine.drafts.vocab.is_some() {
+        say::line("warning: --draft-vocab changes nothing here: it lists tokens of another model");
     }
 
     let mut engine = session::start(&model, &settings, config, open)?;
@@ -125,6 +129,7 @@ fn demo_settings(engine: &EngineSettings, config: &Config) -> EngineSettings {
         alias_min_tokens: AliasThreshold::Tokens(0),
         deterministic: true,
         expert_profile: None,
+        drafts: DraftSettings { vocab: None, ..engine.drafts.clone() },
         ..engine.clone()
     }
 }

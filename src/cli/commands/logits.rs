@@ -1,5 +1,7 @@
 //! `ebbtide logits`: the logits of every position, as a NumPy file.
 
+use std::path::Path;
+
 use super::Opener;
 use super::interrupt::Interrupt;
 use super::session;
@@ -11,6 +13,7 @@ use crate::cli::npy::NpyWriter;
 use crate::cli::progress::Progress;
 use crate::cli::{say, tokens, write_stdout};
 use crate::engine::Event;
+use crate::model::Model;
 
 /// Runs the command. The head is needed at every row, so it is kept and nothing of it is lent.
 ///
@@ -22,6 +25,9 @@ pub fn logits<B: Backend>(logits: &LogitsConfig, config: &Config, open: Opener<B
     let prompt = tokens::read(&logits.tokens)?;
     // Before the start, which may take minutes: a file that cannot be written should be told at once.
     session::refuse_to_overwrite("-o", &logits.output, &model)?;
+    if let Some(mtp_output) = &logits.mtp_output {
+        refuse_mtp_output(mtp_output, logits, &model)?;
+    }
     let mut writer = NpyWriter::create(&logits.output, (prompt.len(), model.shape.n_vocab as usize))?;
     let mut engine = session::start(&model, &logits.engine, config, open)?;
     let mut progress = None;
@@ -57,4 +63,17 @@ pub fn logits<B: Backend>(logits: &LogitsConfig, config: &Config, open: Opener<B
     }
     say::line(format_args!("wrote {rows} x {columns} logits to {}", logits.output.display()));
     Ok(())
+}
+
+/// Refuses a file for the draft layer's logits that is another one of this call, or that no layer would fill.
+fn refuse_mtp_output(mtp_output: &Path, logits: &LogitsConfig, model: &Model) -> Result<(), CommandError> {
+    session::refuse_to_overwrite("--mtp-out", mtp_output, model)?;
+    if session::is_same_file(mtp_output, &logits.output) {
+        let refused =
+            anyhow::anyhow!("--mtp-out {} with -o {}: both are one file. Name another one", mtp_output.display(), logits.output.display());
+        return Err(CommandError::new(ExitStatus::Usage, refused));
+    }
+    // No architecture of this version has one; a model that has comes past here.
+    let refused = anyhow::anyhow!("--mtp-out: {} has no draft layer. Leave the flag out", model.name());
+    Err(CommandError::new(ExitStatus::Usage, refused))
 }

@@ -55,12 +55,13 @@ struct SlotClass {
 /// Exit code 3 for the file, 4 where no plan fits.
 pub fn plan<B: Backend>(plan: &PlanConfig, config: &Config, open: Opener<B>) -> Result<(), CommandError> {
     let model = session::open_model(&plan.model)?;
-    let backend = open(&plan.engine).map_err(EngineError::from)?;
+    let settings = session::with_draft_vocab(&plan.engine, &model)?;
+    let backend = open(&settings).map_err(EngineError::from)?;
     let (device, notice) = read_device_budget(&backend);
     if let Some(notice) = notice {
         say::line(format_args!("note: {notice}"));
     }
-    let plan = Plan::new(&model.shape, &model.weights, device, &plan.engine).map_err(EngineError::from)?;
+    let plan = Plan::new(&model.shape, &model.weights, device, &settings).map_err(EngineError::from)?;
     if !config.json {
         return write_stdout(&format!("{}: {}\n{plan}\n", say::harmless(&model.name()), model.shape.architecture));
     }

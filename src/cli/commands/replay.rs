@@ -11,7 +11,7 @@ use crate::backend::Backend;
 use crate::bench::Rig;
 use crate::bench::about::About;
 use crate::bench::replay::file::{self, Encoder, FileError, RecordedPrompt};
-use crate::bench::replay::{self as again, ReplayError, ReplayRequest};
+use crate::bench::replay::{self as again, Replay, ReplayError, ReplayRequest};
 use crate::bench::replay_report::{self, ReplayReport};
 use crate::cli::command::ReplayConfig;
 use crate::cli::config::Config;
@@ -45,8 +45,10 @@ pub fn replay<B: Backend>(replay: &ReplayConfig, config: &Config, open: Opener<B
     let model = session::open_model(&replay.model)?;
     let requests = requests(replay, &name, &model)?;
     session::warn_of_long_context(&model, replay.replay.base.ctx);
+    let base = session::with_draft_vocab(&replay.replay.base, &model)?;
+    let asked = Replay { base, ..replay.replay.clone() };
     let page = PageFile::create(replay.html.as_deref(), &model)?;
-    let about = About::new(&model, &replay.replay.base);
+    let about = About::new(&model, &asked.base);
     let mut teller = Teller::new(config.verbose);
     let mut rig = Rig {
         model: &model,
@@ -54,19 +56,19 @@ pub fn replay<B: Backend>(replay: &ReplayConfig, config: &Config, open: Opener<B
         is_interrupted: &|| interrupt.is_set(),
         tell: &mut |told| teller.tell(told),
     };
-    let result = match again::replay(&replay.replay, &requests, &mut rig) {
+    let result = match again::replay(&asked, &requests, &mut rig) {
         Err(error @ ReplayError::TooLong { .. }) => return Err(CommandError::from(error).context(name)),
         result => result?,
     };
     teller.finish(&result.ended);
     if config.json {
-        let report = ReplayReport::new(&about, &name, &replay.replay, &result);
+        let report = ReplayReport::new(&about, &name, &asked, &result);
         write_stdout(&format!("{}\n", serde_json::to_string(&report).expect("numbers and text are JSON")))?;
     } else {
-        write_stdout(&say::harmless(&replay_report::text(&about, &replay.replay, &result)))?;
+        write_stdout(&say::harmless(&replay_report::text(&about, &asked, &result)))?;
     }
     if let Some(page) = page {
-        page.finish(&replay_report::page(&about, &name, &replay.replay, &result))?;
+        page.finish(&replay_report::page(&about, &name, &asked, &result))?;
     }
     let nothing = result.arms.iter().all(|arm| arm.refused.is_some());
     result_of(result.ended)?;

@@ -19,7 +19,7 @@ use crate::engine::sampler::Sampling;
 use crate::engine::{Engine, EngineError};
 use crate::gguf::Metadata;
 use crate::model::{Model, ModelError};
-use crate::settings::{ContextSetting, EngineSettings, SamplingSettings};
+use crate::settings::{ContextSetting, EngineSettings, SamplingSettings, TokenSource};
 use crate::tokenizer::{ChatError, ChatTemplate, Message, RenderOptions, Specials, Tokenizer, TokenizerError};
 use crate::units::TokenId;
 
@@ -77,6 +77,7 @@ pub fn start<B: Backend>(
 ) -> Result<Engine<B>, CommandError> {
     warn_of_long_context(model, settings.ctx);
     // Before the start, which may take minutes.
+    let settings = &with_draft_vocab(settings, model)?;
     let hashes = settings.window_hashes.as_deref().map(|path| create_hashes(path, model)).transpose()?;
     let backend = open(settings).map_err(EngineError::from)?;
     let mut progress = None;
@@ -95,6 +96,29 @@ pub fn start<B: Backend>(
     }
     print_notices(&mut engine);
     Ok(engine)
+}
+
+/// The settings with the tokens of `--draft-vocab` in place of their file, ascending and each once; without either where the draft layer
+/// does not draft.
+///
+/// # Errors
+/// Exit code 3 where the file cannot be read, or holds anything but tokens of the model, or none.
+pub fn with_draft_vocab(settings: &EngineSettings, model: &Model) -> Result<EngineSettings, CommandError> {
+    let mut settings = settings.clone();
+    let source = settings.drafts.vocab.take().filter(|_| settings.drafts.uses_mtp());
+    if let Some(source) = source {
+        let mut vocab = tokens::read(&source).map_err(|error| CommandError::from(error).context("--draft-vocab"))?;
+        vocab.sort_unstable();
+        vocab.dedup();
+        let n_vocab = model.shape.n_vocab;
+        if let Some(token) = vocab.last().filter(|&&token| token >= n_vocab) {
+            let way_out = "Take the list of this very model";
+            let refused = anyhow::anyhow!("--draft-vocab: token {token} is none of the model, which has {n_vocab}. {way_out}");
+            return Err(CommandError::new(ExitStatus::Input, refused));
+        }
+        settings.drafts.vocab = Some(TokenSource::List(vocab));
+    }
+    Ok(settings)
 }
 
 /// Warns where a context is asked for that the model was not made for.
@@ -126,6 +150,17 @@ pub fn refuse_to_overwrite(flag: &str, path: &Path, model: &Model) -> Result<(),
         return Err(CommandError::new(ExitStatus::Usage, refused));
     }
     Ok(())
+}
+
+/// Whether two names lead to one file, also where it is not there yet.
+pub fn is_same_file(one: &Path, other: &Path) -> bool {
+    let place = |path: &Path| {
+        path.canonicalize().ok().or_else(|| {
+            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            Some(folder.canonicalize().ok()?.join(path.file_name()?))
+        })
+    };
+    one == other || place(one).is_some_and(|one| place(other) == Some(one))
 }
 
 /// Prints what the engine has to say.
