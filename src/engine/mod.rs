@@ -7,6 +7,7 @@
 pub mod captured;
 pub mod costs;
 pub mod decode;
+pub mod drafts;
 pub mod embedding;
 mod error;
 mod fit;

@@ -71,6 +71,23 @@ impl Sampler {
         Self { sampling }
     }
 
+    /// Start of the random sequence.
+    #[must_use]
+    pub fn seed(&self) -> u64 {
+        self.sampling.seed
+    }
+
+    /// Tokens of the history that a choice looks at, the last ones.
+    #[must_use]
+    pub fn history_tokens(&self) -> usize {
+        if self.is_penalising() { self.sampling.penalty_last_n as usize } else { 0 }
+    }
+
+    fn is_penalising(&self) -> bool {
+        let Sampling { repeat_penalty, presence_penalty, frequency_penalty, penalty_last_n, .. } = self.sampling;
+        penalty_last_n > 0 && (repeat_penalty != 1.0 || presence_penalty != 0.0 || frequency_penalty != 0.0)
+    }
+
     /// Chooses the token at `position` after `history`. The draw depends on seed and position alone, so it does not matter how many
     /// tokens were chosen before. `None` where a logit is not finite.
     #[must_use]
@@ -86,11 +103,10 @@ impl Sampler {
     }
 
     fn penalise(&self, logits: &[f32], history: &[TokenId]) -> Option<Vec<f32>> {
-        let Sampling { repeat_penalty, presence_penalty, frequency_penalty, penalty_last_n, .. } = self.sampling;
-        let off = repeat_penalty == 1.0 && presence_penalty == 0.0 && frequency_penalty == 0.0;
-        if off || penalty_last_n == 0 {
+        if !self.is_penalising() {
             return None;
         }
+        let Sampling { repeat_penalty, presence_penalty, frequency_penalty, penalty_last_n, .. } = self.sampling;
         let mut adjusted = logits.to_vec();
         let recent = &history[history.len().saturating_sub(penalty_last_n as usize)..];
         let mut seen = std::collections::BTreeMap::new();
@@ -147,7 +163,7 @@ fn draw(candidates: &[(TokenId, f64)], random: f64) -> TokenId {
 
 /// A number in [0, 1) from seed and position: splitmix64 of their mix.
 #[allow(clippy::cast_precision_loss, reason = "53 bits fit a double exactly")]
-fn unit_random(seed: u64, position: u64) -> f64 {
+pub(super) fn unit_random(seed: u64, position: u64) -> f64 {
     let mut state = seed.wrapping_add(position.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
     state = (state ^ (state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     state = (state ^ (state >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
