@@ -222,6 +222,7 @@ impl<B: Backend> Engine<B> {
             slots: 0,
             phases: phases_before,
             experts: experts_before,
+            drafts: drafts::DraftCounters::default(),
             recaptures: 0,
         };
         if read.is_continue() {

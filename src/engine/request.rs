@@ -3,6 +3,7 @@
 use std::ops::ControlFlow;
 use std::time::Duration;
 
+use super::drafts::DraftCounters;
 use super::sampler::Sampling;
 use super::timelines::Place;
 use super::way::Choice;
@@ -78,6 +79,8 @@ pub struct Outcome {
     pub phases: PhaseCounters,
     /// What the experts did in this request.
     pub experts: ExpertCounters,
+    /// What became of drafts in this request.
+    pub drafts: DraftCounters,
     /// Graphs that were captured again in this request, because the head had moved.
     pub recaptures: u64,
 }

@@ -149,6 +149,9 @@ fn table(runs: &[&Run; 2], identical: bool) -> String {
     row("block, tokens", &|run| run.outcome.choice.block.to_string());
     row("reading, tok/s", &|run| format!("{:.0}", run.outcome.prefill_tokens_per_s()));
     row("writing, tok/s", &|run| format!("{:.0}", run.outcome.decode_tokens_per_s()));
+    row("tokens a window", &|run| {
+        run.outcome.drafts.tokens_per_window().map_or_else(|| "none".to_owned(), |tokens| format!("{tokens:.2}"))
+    });
     row("expert slots", &|run| run.plan.slots.to_string());
     row("slots lent", &|run| run.outcome.phases.slots_lent.to_string());
     row("prompt buffers in the head", &|run| run.outcome.phases.arena_bytes_in_head.to_string());

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use crate::engine::drafts::DraftCounters;
 use crate::engine::way::Way;
 use crate::engine::{Finish, Outcome};
 use crate::experts::LinkBytes;
@@ -37,11 +38,12 @@ pub struct RunReport<'a> {
     link_bytes_by_kind: LinkBytes,
     drafts_offered: u64,
     drafts_accepted: u64,
+    drafts: DraftCounters,
     recaptures: u64,
 }
 
 impl<'a> RunReport<'a> {
-    /// The figures of `outcome`. This version drafts nothing, so those counts are 0.
+    /// The figures of `outcome`.
     pub fn new(outcome: &'a Outcome, text: &'a str) -> Self {
         Self {
             prompt_tokens: outcome.prompt_tokens,
@@ -69,14 +71,25 @@ impl<'a> RunReport<'a> {
             prompt_misses: outcome.experts.prompt_misses,
             swaps: outcome.experts.swaps,
             link_bytes_by_kind: outcome.experts.link,
-            drafts_offered: 0,
-            drafts_accepted: 0,
+            drafts_offered: outcome.drafts.offered(),
+            drafts_accepted: outcome.drafts.accepted(),
+            drafts: outcome.drafts,
             recaptures: outcome.recaptures,
         }
     }
 }
 
-/// Two lines for stderr.
+/// What became of drafts, for people; empty where none was offered.
+fn drafts_told(drafts: &DraftCounters) -> String {
+    let (Some(accepted), Some(tokens)) = (drafts.accepted_per_drafted_window(), drafts.tokens_per_window()) else { return String::new() };
+    format!(
+        "\n{} of {} drafts accepted, {accepted:.2} a window that had any; {tokens:.2} tokens a window",
+        drafts.accepted(),
+        drafts.offered()
+    )
+}
+
+/// Two lines for stderr, and a third where there were drafts.
 pub fn summary(outcome: &Outcome) -> String {
     let lent = match outcome.choice.way {
         Way::Windows | Way::Wide => "nothing lent".to_owned(),
@@ -94,12 +107,28 @@ pub fn summary(outcome: &Outcome) -> String {
     let hit_percent = outcome.experts.hits * 100 / uses;
     let free = outcome.lowest_free.map_or_else(|| "unknown".to_owned(), |free| free.to_string());
     format!(
-        "read {} tokens at {:.1} tok/s by way of {} in {sizes} ({lent})\nwrote {} tokens at {:.1} tok/s; {} slots, {hit_percent} % of expert uses from VRAM, lowest free {free}",
+        "read {} tokens at {:.1} tok/s by way of {} in {sizes} ({lent})\nwrote {} tokens at {:.1} tok/s; {} slots, {hit_percent} % of expert uses from VRAM, lowest free {free}{}",
         outcome.prompt_tokens,
         outcome.prefill_tokens_per_s(),
         outcome.choice.way,
         outcome.tokens.len(),
         outcome.decode_tokens_per_s(),
         outcome.slots,
+        drafts_told(&outcome.drafts),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::drafts::DraftSource;
+
+    #[test]
+    fn drafts_are_told_of_where_there_were_any() {
+        let mut drafts = DraftCounters::default();
+        drafts.note(None);
+        assert_eq!(drafts_told(&drafts), "");
+        drafts.note(Some((DraftSource::Mtp, 3, 2)));
+        assert_eq!(drafts_told(&drafts), "\n2 of 3 drafts accepted, 2.00 a window that had any; 2.00 tokens a window");
+    }
 }
