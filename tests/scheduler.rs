@@ -219,14 +219,14 @@ fn experts_are_exchanged_without_waiting_and_found_once_they_have_arrived() {
     let routes = hot.map(|expert| expert.expert);
     rig.backend.faults().stalled_polls = 1_000_000;
     for _ in 0..4 {
-        rig.experts.note_window(&routes, &rig.stream, rig.scheduler.slot_range()).expect("copies are queued");
+        rig.experts.note_window(&routes, model.shape.n_layer, &rig.stream, rig.scheduler.slot_range()).expect("copies are queued");
     }
     let counters = rig.experts.counters();
     assert_eq!((counters.swaps, counters.hits, counters.misses), (2, 0, 8));
     assert_eq!((rig.experts.n_refilling(), rig.n_arrived()), (2, SLOTS as usize - 2), "they are on their way, and nobody waited");
     // While they are, nothing else is exchanged.
     for _ in 0..8 {
-        rig.experts.note_window(&routes, &rig.stream, rig.scheduler.slot_range()).expect("nothing to do");
+        rig.experts.note_window(&routes, model.shape.n_layer, &rig.stream, rig.scheduler.slot_range()).expect("nothing to do");
     }
     assert_eq!(rig.experts.counters().swaps, 2);
     rig.publish(true);

@@ -169,6 +169,7 @@ pub struct Costs {
     experts: Line,
     /// By rows, from one to eight: windows are few enough to keep each apart.
     windows: [Average; 8],
+    draft_step: Average,
 }
 
 impl Costs {
@@ -211,6 +212,23 @@ impl Costs {
         if let Some(average) = rows.checked_sub(1).and_then(|index| self.windows.get_mut(index)) {
             average.note(seconds);
         }
+    }
+
+    /// Takes note of a step of the draft layer.
+    pub fn note_draft_step(&mut self, seconds: f64) {
+        self.draft_step.note(seconds);
+    }
+
+    /// Seconds of a step of the draft layer; 0 until one was measured.
+    #[must_use]
+    pub fn draft_step_s(&self) -> f64 {
+        self.draft_step.get().unwrap_or(0.0)
+    }
+
+    /// Seconds of a window of `rows` rows, where that was measured.
+    #[must_use]
+    pub fn measured_window_s(&self, rows: usize) -> Option<f64> {
+        rows.checked_sub(1).and_then(|index| self.windows.get(index)).and_then(Average::get)
     }
 
     /// Bytes a second from host memory to the device.

@@ -28,6 +28,7 @@ mod start;
 pub mod timelines;
 pub mod way;
 mod window;
+mod writing;
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -50,6 +51,7 @@ use crate::settings::EngineSettings;
 use crate::units::{Bytes, SlotId, TokenId};
 use costs::Costs;
 use decode::Windows;
+use drafts::Drafter;
 use embedding::Embedding;
 use fit::Beside;
 use guard::Guard;
@@ -57,7 +59,6 @@ use prefill::PromptPath;
 use prefix::Checkpoint;
 use prefix_cache::{PrefixCache, PrefixCounters};
 use recurrent::Recurrent;
-use sampler::Sampler;
 use timelines::Timelines;
 use way::{Choice, ModelTraffic, Reading, Way};
 
@@ -86,6 +87,7 @@ pub struct Engine<B: Backend> {
     embedding: Embedding,
     timelines: Timelines,
     recurrent: Recurrent<B>,
+    drafter: Drafter,
     /// Where the recurrent state is to be copied out while this request's prompt is read.
     checkpoints: Vec<Checkpoint>,
     prefix_cache: PrefixCache<B>,
@@ -245,46 +247,6 @@ impl<B: Backend> Engine<B> {
 
     fn check_prompt(&self, prompt: &[TokenId]) -> Result<(), EngineError> {
         check_prompt(prompt, self.plan.ctx_tokens, self.model.shape.n_vocab)
-    }
-
-    fn write(
-        &mut self,
-        first: TokenId,
-        request: &Request,
-        started: Instant,
-        outcome: &mut Outcome,
-        on_event: &mut OnEvent<'_>,
-    ) -> Result<(), EngineError> {
-        let sampler = Sampler::new(request.sampling.clone());
-        let room = self.plan.ctx_tokens as usize - self.timelines.active().len();
-        let tokens_max = request.tokens_max.min(room);
-        outcome.finish = Finish::Length;
-        let mut logits = Vec::new();
-        let mut next = first;
-        let mut first_token_at = None;
-        while outcome.tokens.len() < tokens_max {
-            self.make_room_for_row()?;
-            self.window(&[next], Some(&mut logits))?;
-            self.accept(1)?;
-            self.save_now_and_then();
-            let position = self.timelines.active().len();
-            let chosen = sampler.choose(&logits, self.timelines.active().tokens(), position);
-            next = chosen.ok_or(EngineError::NotFinite { position: position - 1 })?;
-            first_token_at.get_or_insert_with(Instant::now);
-            if request.stop_tokens.contains(&next) {
-                outcome.finish = Finish::Stop;
-                break;
-            }
-            outcome.tokens.push(next);
-            if on_event(Event::Token(next)).is_break() {
-                outcome.finish = Finish::Cancelled;
-                break;
-            }
-        }
-        let first_token_at = first_token_at.unwrap_or_else(Instant::now);
-        outcome.prefill = first_token_at - started;
-        outcome.decode = first_token_at.elapsed();
-        Ok(())
     }
 
     /// Slots that may be lent while the head is kept.

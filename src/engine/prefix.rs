@@ -148,9 +148,9 @@ impl<B: Backend> Engine<B> {
         Ok(())
     }
 
-    /// Sees to it that the active timeline may grow by a row: main grows over the side timeline, that one moves to main's place.
-    pub(super) fn make_room_for_row(&mut self) -> Result<(), EngineError> {
-        let rows = self.timelines.active().len() + 1;
+    /// Sees to it that the active timeline may grow by `more` rows: main grows over the side timeline, that one moves to main's place.
+    pub(super) fn make_room_for_rows(&mut self, more: usize) -> Result<(), EngineError> {
+        let rows = self.timelines.active().len() + more;
         if self.timelines.runs_into_side(rows) {
             self.park(Place::Side)?;
             self.timelines.clear_side();

@@ -58,6 +58,14 @@ pub fn argmax(logits: &[f32]) -> Option<TokenId> {
     best.map(|(token, _)| token)
 }
 
+/// Probability of a token, from all logits as they are.
+#[must_use]
+pub fn probability(logits: &[f32], token: TokenId) -> f32 {
+    let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let sum: f32 = logits.iter().map(|&logit| (logit - most).exp()).sum();
+    (logits[token as usize] - most).exp() / sum
+}
+
 /// Chooses tokens one after another.
 #[derive(Clone, Debug)]
 pub struct Sampler {

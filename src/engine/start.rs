@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::costs::{Costs, Prior};
 use super::decode::Windows;
+use super::drafts::Drafter;
 use super::embedding::Embedding;
 use super::fit::{PlanInputs, Taken};
 use super::free_memory::read_device_budget;
@@ -107,6 +108,7 @@ impl<B: Backend> Engine<B> {
             embedding,
             timelines: Timelines::default(),
             recurrent,
+            drafter: Drafter::new(&settings.drafts, model.shape.has_draft_layer),
             checkpoints: Vec::new(),
             prefix_cache,
             notices,

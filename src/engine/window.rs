@@ -7,7 +7,6 @@ use super::decode::{Window, WindowParts, Windows};
 use super::{Engine, EngineError, Event, OnEvent, check_tokens};
 use crate::backend::Backend;
 use crate::model::forward::Forward;
-use crate::model::forward::draft::DraftFrom;
 use crate::units::TokenId;
 
 impl<B: Backend> Engine<B> {
@@ -81,20 +80,8 @@ impl<B: Backend> Engine<B> {
         Ok(())
     }
 
-    /// Lets the draft layer know of the last `next.len()` rows of the last window, which are accepted, and of the tokens that follow each.
-    /// Nothing where there is none.
-    fn feed_draft_layer(&mut self, next: &[TokenId]) -> Result<(), EngineError> {
-        if !self.model.shape.has_draft_layer {
-            return Ok(());
-        }
-        let sequence = self.timelines.active();
-        let window = Window { tokens: next, position: sequence.len() - next.len(), first_row: sequence.first_row() };
-        let (windows, mut parts) = self.windows_and_parts();
-        windows.draft(window, DraftFrom::Window, &mut parts, None)
-    }
-
     /// The windows, and what they touch of the rest.
-    fn windows_and_parts(&mut self) -> (&mut Windows<B>, WindowParts<'_, B>) {
+    pub(super) fn windows_and_parts(&mut self) -> (&mut Windows<B>, WindowParts<'_, B>) {
         let parts = WindowParts {
             forward: Forward { shape: &self.model.shape, weights: &self.model.weights, resident: self.resident, exact: self.plan.exact },
             embedding: &self.embedding,

@@ -11,7 +11,8 @@ use super::common::engine::{greedy, synthetic_model, tokens};
 use super::unreliable::Call;
 use super::{N_TOKENS, Watched, bits, roomy};
 
-static MODEL: LazyLock<Arc<Model>> = LazyLock::new(|| synthetic_model("--arch qwen35moe --shape micro --seed 4 --type Q4_K --head-type Q6_K"));
+static MODEL: LazyLock<Arc<Model>> =
+    LazyLock::new(|| synthetic_model("--arch qwen35moe --shape micro --seed 4 --type Q4_K --head-type Q6_K"));
 
 /// Logits of every token of `text` through windows of one, with the state after each.
 struct Alone {

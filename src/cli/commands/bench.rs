@@ -21,7 +21,7 @@ use crate::engine::{self, EngineError};
 /// As the contract's exit codes say. A point that cannot be had is a row that says why; 4 where that is so of every row.
 pub fn bench<B: Backend>(bench: &BenchConfig, config: &Config, open: Opener<B>) -> Result<(), CommandError> {
     let interrupt = Interrupt::listen();
-    let model = session::open_model(&bench.model)?;
+    let model = session::open_model_for(&bench.model, &bench.sweep.base.drafts)?;
     let material = match &bench.text {
         None => bench.sweep.material.clone(),
         Some(source) => {

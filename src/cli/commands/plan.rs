@@ -54,7 +54,7 @@ struct SlotClass {
 /// # Errors
 /// Exit code 3 for the file, 4 where no plan fits.
 pub fn plan<B: Backend>(plan: &PlanConfig, config: &Config, open: Opener<B>) -> Result<(), CommandError> {
-    let model = session::open_model(&plan.model)?;
+    let model = session::open_model_for(&plan.model, &plan.engine.drafts)?;
     let settings = session::with_draft_vocab(&plan.engine, &model)?;
     let backend = open(&settings).map_err(EngineError::from)?;
     let (device, notice) = read_device_budget(&backend);

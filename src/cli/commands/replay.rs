@@ -42,7 +42,7 @@ impl Classified for ReplayError {
 pub fn replay<B: Backend>(replay: &ReplayConfig, config: &Config, open: Opener<B>) -> Result<(), CommandError> {
     let interrupt = Interrupt::listen();
     let name = say::harmless(&replay.requests.display().to_string());
-    let model = session::open_model(&replay.model)?;
+    let model = session::open_model_for(&replay.model, &replay.replay.base.drafts)?;
     let requests = requests(replay, &name, &model)?;
     session::warn_of_long_context(&model, replay.replay.base.ctx);
     let base = session::with_draft_vocab(&replay.replay.base, &model)?;

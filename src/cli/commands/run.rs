@@ -22,7 +22,7 @@ use crate::tokenizer::{ControlText, StreamDecoder, Tokenizer};
 /// As the contract's exit codes say; 130 where the user stopped it, with the text so far written.
 pub fn run<B: Backend>(run: &RunConfig, config: &Config, open: Opener<B>) -> Result<(), CommandError> {
     let interrupt = Interrupt::listen();
-    let model = session::open_model(&run.model)?;
+    let model = session::open_model_for(&run.model, &run.engine.drafts)?;
     let tokenizer = model.tokenizer()?;
     let prompt = session::prompt_tokens(&run.prompt, run.chat, &model, &tokenizer)?;
     // Before the start, which may take minutes. What `auto` comes to is known only after it; then the engine looks once more.

@@ -19,7 +19,7 @@ use crate::engine::sampler::Sampling;
 use crate::engine::{Engine, EngineError};
 use crate::gguf::Metadata;
 use crate::model::{Model, ModelError};
-use crate::settings::{ContextSetting, EngineSettings, SamplingSettings, TokenSource};
+use crate::settings::{ContextSetting, DraftSettings, EngineSettings, SamplingSettings, TokenSource};
 use crate::tokenizer::{ChatError, ChatTemplate, Message, RenderOptions, Specials, Tokenizer, TokenizerError};
 use crate::units::TokenId;
 
@@ -63,6 +63,15 @@ impl Classified for EngineError {
 /// Exit code 3 for anything wrong with the file.
 pub fn open_model(path: &Path) -> Result<Arc<Model>, CommandError> {
     Ok(Arc::new(Model::open(path)?))
+}
+
+/// As [`open_model`], without a draft layer where nobody drafts by it: its memory is better used for experts.
+///
+/// # Errors
+/// As [`open_model`].
+pub fn open_model_for(path: &Path, drafts: &DraftSettings) -> Result<Arc<Model>, CommandError> {
+    let model = Model::open(path)?;
+    Ok(Arc::new(if drafts.uses_mtp() { model } else { model.without_draft_layer()? }))
 }
 
 /// Plans, loads and reports on stderr.

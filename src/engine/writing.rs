@@ -1,0 +1,165 @@
+//! Writing: windows of the last token and drafts behind it, until the text ends.
+
+use std::time::Instant;
+
+use super::decode::Window;
+use super::drafts::{Candidates, DraftCosts, DraftSource, Drafting, verify};
+use super::sampler::{Sampler, argmax, probability};
+use super::{Engine, EngineError, Event, Finish, OnEvent, Outcome, Request};
+use crate::backend::Backend;
+use crate::model::forward::draft::DraftFrom;
+use crate::units::TokenId;
+
+/// The text at hand while it is written.
+struct Text {
+    /// All tokens, the last of which is to be run next.
+    tokens: Vec<TokenId>,
+    /// For each row of the last window that was accepted, the token that followed; the draft layer has not seen these rows yet.
+    unseen: Vec<TokenId>,
+}
+
+impl Text {
+    fn last(&self) -> TokenId {
+        *self.tokens.last().expect("a text begins with a token")
+    }
+}
+
+impl<B: Backend> Engine<B> {
+    /// Writes on from `first`, the last token of the prompt.
+    pub(super) fn write(
+        &mut self,
+        first: TokenId,
+        request: &Request,
+        started: Instant,
+        outcome: &mut Outcome,
+        on_event: &mut OnEvent<'_>,
+    ) -> Result<(), EngineError> {
+        let sampler = Sampler::new(request.sampling.clone());
+        let room = self.plan.ctx_tokens as usize - self.timelines.active().len();
+        let tokens_max = request.tokens_max.min(room);
+        let n_vocab = self.model.shape.n_vocab as usize;
+        outcome.finish = Finish::Length;
+        let mut text = Text { tokens: self.timelines.active().tokens().to_vec(), unseen: Vec::new() };
+        text.tokens.push(first);
+        let mut logits = Vec::new();
+        let mut first_token_at = None;
+        while outcome.tokens.len() < tokens_max && outcome.finish == Finish::Length {
+            let drafts = self.draft(&text, tokens_max - outcome.tokens.len())?;
+            let window: Vec<TokenId> = std::iter::once(text.last()).chain(drafts.iter().copied()).collect();
+            self.make_room_for_rows(window.len())?;
+            self.window(&window, Some(&mut logits))?;
+            let verified = verify(
+                &sampler,
+                Candidates {
+                    logits: &logits,
+                    n_vocab,
+                    history: &text.tokens,
+                    drafts: &drafts,
+                    stop_tokens: &request.stop_tokens,
+                    force_acceptance: self.settings.drafts.force_acceptance,
+                },
+            );
+            first_token_at.get_or_insert_with(Instant::now);
+            self.drafter.note(&drafts, &verified);
+            let mut rows = 0;
+            for &token in &verified.tokens {
+                rows += 1;
+                if request.stop_tokens.contains(&token) {
+                    outcome.finish = Finish::Stop;
+                    break;
+                }
+                outcome.tokens.push(token);
+                if on_event(Event::Token(token)).is_break() {
+                    outcome.finish = Finish::Cancelled;
+                    break;
+                }
+            }
+            // A row whose logits are no numbers belongs to the sequence; only nothing follows it.
+            self.accept(rows + usize::from(!verified.is_finite))?;
+            if !verified.is_finite {
+                return Err(EngineError::NotFinite { position: self.timelines.active().len() - 1 });
+            }
+            self.save_now_and_then();
+            text.tokens.extend_from_slice(&verified.tokens[..rows]);
+            text.unseen.clear();
+            text.unseen.extend_from_slice(&verified.tokens[..rows]);
+        }
+        let first_token_at = first_token_at.unwrap_or_else(Instant::now);
+        outcome.prefill = first_token_at - started;
+        outcome.decode = first_token_at.elapsed();
+        if outcome.finish != Finish::Stop {
+            self.feed_draft_layer(&text.unseen)?;
+        }
+        Ok(())
+    }
+
+    /// Drafts for the next window, of which there is use for `left` tokens.
+    fn draft(&mut self, text: &Text, left: usize) -> Result<Vec<TokenId>, EngineError> {
+        let sequence = self.timelines.active();
+        let rows_left = self.plan.ctx_tokens as usize - sequence.len();
+        let room = (left - 1).min(rows_left - 1).min(self.window_rows() - 1);
+        let costs = &self.costs;
+        let window_s = |rows| costs.measured_window_s(rows);
+        let costs = DraftCosts { window_s: &window_s, mtp_step_s: costs.draft_step_s() };
+        let drafting = self.drafter.plan(sequence.tokens(), &[text.last()], room, costs);
+        match drafting {
+            Some(Drafting { source: DraftSource::Mtp, depth, .. }) if !text.unseen.is_empty() => self.draft_by_layer(text, depth),
+            Some(Drafting { source: DraftSource::Lookup, depth, .. }) => {
+                let drafts = self.drafter.lookup_drafts(depth).to_vec();
+                self.feed_draft_layer(&text.unseen)?;
+                Ok(drafts)
+            }
+            _ => {
+                self.feed_draft_layer(&text.unseen)?;
+                Ok(Vec::new())
+            }
+        }
+    }
+
+    /// Up to `depth` guesses of the draft layer, fewer where it is not sure enough.
+    fn draft_by_layer(&mut self, text: &Text, depth: usize) -> Result<Vec<TokenId>, EngineError> {
+        self.make_room_for_rows(1 + depth)?;
+        let min_p = self.settings.drafts.min_p;
+        let mut position = self.timelines.active().len() - text.unseen.len();
+        let (mut from, mut tokens) = (DraftFrom::Window, text.unseen.clone());
+        let (mut drafts, mut logits) = (Vec::with_capacity(depth), Vec::new());
+        while drafts.len() < depth {
+            self.draft_step(&tokens, position, from, &mut logits)?;
+            // Whatever it computes, it can only guess worse.
+            let Some(guess) = argmax(&logits) else { break };
+            if min_p > 0.0 && probability(&logits, guess) < min_p {
+                break;
+            }
+            drafts.push(guess);
+            position += tokens.len();
+            (from, tokens) = (DraftFrom::Own, vec![guess]);
+        }
+        Ok(drafts)
+    }
+
+    /// One step of the draft layer: `tokens` follow the rows from `position` on. Fills `logits` with those of the token after the last.
+    fn draft_step(&mut self, tokens: &[TokenId], position: usize, from: DraftFrom, logits: &mut Vec<f32>) -> Result<(), EngineError> {
+        let first_row = self.timelines.active().first_row();
+        self.backend.record(&self.compute, &self.window_times[0])?;
+        let (windows, mut parts) = self.windows_and_parts();
+        windows.draft(Window { tokens, position, first_row }, from, &mut parts, Some(logits))?;
+        let [began, ended] = &self.window_times;
+        self.backend.record(&self.compute, ended)?;
+        self.backend.synchronise_event(ended)?;
+        self.costs.note_draft_step(self.backend.elapsed_s(began, ended)?);
+        self.experts.note_draft(self.windows.routes(), self.model.shape.n_layer, self.scheduler.slot_range());
+        Ok(())
+    }
+
+    /// Lets the draft layer know of the last `next.len()` rows, which are accepted, and of the tokens that follow each. Nothing where
+    /// nobody asks it.
+    pub(super) fn feed_draft_layer(&mut self, next: &[TokenId]) -> Result<(), EngineError> {
+        if next.is_empty() || !self.drafter.uses_mtp() {
+            return Ok(());
+        }
+        let sequence = self.timelines.active();
+        let window = Window { tokens: next, position: sequence.len() - next.len(), first_row: sequence.first_row() };
+        let (windows, mut parts) = self.windows_and_parts();
+        windows.draft(window, DraftFrom::Window, &mut parts, None)
+    }
+}
