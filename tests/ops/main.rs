@@ -2,14 +2,20 @@
 //! here, compared by normalised squared error under a tolerance named by type; `ops_suite!` adds one device by one line. Weights count
 //! as what `dequantise` makes of their blocks, stored activations as what their layout says, so that only arithmetic is compared.
 
+mod delta;
 #[path = "../common/device.rs"]
 #[allow(dead_code, reason = "every test program uses another part")]
 mod device;
 mod experts;
+mod gates;
 #[path = "../common/numbers.rs"]
 mod numbers;
 mod refusals;
 
+use delta::{
+    a_prompts_delta_rule_agrees_from_any_position_and_at_any_cut, a_windows_delta_rule_leaves_the_state_to_the_commit,
+    channels_are_convolved_and_queries_and_keys_normed, gates_of_delta_heads_are_sigmoid_and_softplus, windows_go_on_from_a_prompt,
+};
 use device::{Rig, start};
 use ebbtide::backend::op::{KvFormat, Matrix, Op, Path};
 use ebbtide::backend::{Addr, Backend, DeviceMemory};
@@ -17,6 +23,9 @@ use ebbtide::backends::host::{HostBackend, HostConfig};
 use ebbtide::quant::{ActivationFormat, QuantType, dequantise};
 use ebbtide::units::Bytes;
 use experts::{a_prompts_experts_are_added_in_tiles_of_any_size, a_windows_experts_are_added_wherever_they_lie};
+use gates::{
+    a_gated_row_is_added, gates_multiply_number_by_number, gates_of_heads_are_split_off_and_rows_joined, heads_are_normed_and_gated,
+};
 use numbers::{Numbers, values_of_rows, weights_of};
 use refusals::shapes_that_no_kernel_takes_are_refused;
 
@@ -33,6 +42,15 @@ macro_rules! ops_suite {
             the_router_takes_the_largest_with_ties_to_the_lower,
             a_windows_experts_are_added_wherever_they_lie,
             a_prompts_experts_are_added_in_tiles_of_any_size,
+            gates_of_heads_are_split_off_and_rows_joined,
+            gates_multiply_number_by_number,
+            a_gated_row_is_added,
+            heads_are_normed_and_gated,
+            channels_are_convolved_and_queries_and_keys_normed,
+            gates_of_delta_heads_are_sigmoid_and_softplus,
+            a_prompts_delta_rule_agrees_from_any_position_and_at_any_cut,
+            a_windows_delta_rule_leaves_the_state_to_the_commit,
+            windows_go_on_from_a_prompt,
             shapes_that_no_kernel_takes_are_refused,
         ]);
     };

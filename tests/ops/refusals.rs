@@ -1,6 +1,6 @@
 //! Operations that are refused: by their shapes on every device, by addresses and contents of memory on the simulated one.
 
-use ebbtide::backend::op::{ExpertShape, KvFormat, Matrix, Op, Path};
+use ebbtide::backend::op::{DeltaShape, ExpertShape, KvFormat, Matrix, Op, Path};
 use ebbtide::backend::{Addr, Backend, BackendError};
 use ebbtide::quant::{ActivationFormat, QuantType};
 
@@ -64,6 +64,16 @@ pub fn shapes_that_no_kernel_takes_are_refused<B: Backend>(rig: &Rig<B>) {
         scratch: at,
         tile_rows,
     };
+    let split = |n_rows, n_head, head_dim| Op::SplitGates { joined: at, values: at, gates: at, n_rows, n_head, head_dim };
+    let gated_norm = |n_head, head_dim| Op::GatedHeadNorm { x: at, weight: at, gates: at, n_rows: 1, n_head, head_dim, eps: 0.0 };
+    let net = |n_head_k, n_head_v, head_dim, n_taps| DeltaShape { n_head_k, n_head_v, head_dim, n_taps };
+    let conv = |n_rows, shape| Op::DeltaConv { x: at, history: at, taps: at, out: at, n_rows, shape, eps: 0.0 };
+    let delta_prompt = |shape, n_rows, position, block_position| {
+        let (qkv, beta, decay, state, open, out, ends_block) = (at, at, at, at, at, at, true);
+        Op::DeltaPrompt { qkv, beta, decay, state, open, out, n_rows, position, block_position, ends_block, shape }
+    };
+    let delta_window = |shape, n_rows| Op::DeltaWindow { qkv: at, beta: at, decay: at, state: at, out: at, n_rows, shape };
+    let delta_commit = |shape, n_rows| Op::DeltaCommit { qkv: at, beta: at, decay: at, state: at, n_rows, shape };
     let (f32s, q8_0, q8_k) = (ActivationFormat::F32, ActivationFormat::Q8_0, ActivationFormat::Q8_K);
     let refused = [
         norm(0, 4),
@@ -99,6 +109,35 @@ pub fn shapes_that_no_kernel_takes_are_refused<B: Backend>(rig: &Rig<B>) {
         prompt(shape(256, 256, q8_k), 0),
         prompt(shape(128, 256, q8_k), 1),
         prompt(shape(256, 256, q8_0), 1),
+        split(0, 2, 8),
+        split(1, u32::MAX, u32::MAX),
+        Op::JoinRows { left: at, right: at, out: at, n_rows: 1, n_cols: 0 },
+        Op::SigmoidGate { x: at, gates: at, n_rows: 0, n_cols: 4 },
+        Op::SwiGlu { gate: at, up: at, n_rows: 4, n_cols: 0 },
+        Op::AddGated { sum: at, x: at, gate: at, n_rows: u32::MAX, n_cols: u32::MAX },
+        gated_norm(0, 16),
+        gated_norm(2, 0),
+        conv(0, net(1, 2, 16, 4)),
+        conv(1, net(1, 2, 16, 1)),
+        conv(1, net(2, 3, 16, 4)),
+        conv(1, net(0, 2, 16, 4)),
+        conv(1, net(1, 0, 16, 4)),
+        conv(1, net(1, 2, 0, 4)),
+        conv(1, net(1, 2, 24, 4)),
+        conv(u32::MAX, net(1 << 10, 1 << 10, 128, 4)),
+        conv(1, net(1 << 10, 1 << 10, 128, u32::MAX)),
+        Op::DeltaHistory { x: at, history: at, n_rows: 1, shape: net(1, 2, 16, 0) },
+        Op::DeltaHistory { x: at, history: at, n_rows: 1, shape: net(1 << 20, 1 << 20, 1 << 12, 4) },
+        Op::DeltaGates { beta: at, decay: at, dt_bias: at, a: at, n_rows: 1, n_head: 0 },
+        delta_prompt(net(1, 2, 16, 4), 1, 7, 8),
+        delta_prompt(net(1, 2, 16, 4), 9, u32::MAX - 8, 0),
+        delta_prompt(net(u32::MAX, u32::MAX, 16, 4), 1, 8, 8),
+        delta_prompt(net(1, 2, 8, 4), 1, 8, 8),
+        delta_window(net(1, 2, 16, 4), 9),
+        delta_window(net(1, 2, 16, 4), 0),
+        delta_window(net(1, 1, 1 << 28, 4), 1),
+        delta_commit(net(1, 2, 16, 4), 9),
+        delta_commit(net(3, 2, 16, 4), 1),
     ];
     for op in refused {
         let outcome = rig.run(&op);
@@ -215,6 +254,25 @@ mod host_only {
         let poisoned = rig.buffer(4 * ExpertAddrs::BYTES);
         let refused = window(&rig, &experts, start(&good), start(&poisoned));
         assert!(matches!(refused, Err(BackendError::BadAddress { addr: Addr(u64::MAX), .. })), "{refused:?}");
+    }
+
+    #[test]
+    fn a_window_that_would_write_into_its_state_and_an_open_step_that_is_too_short_are_refused() {
+        let rig = rig();
+        let shape = DeltaShape { n_head_k: 1, n_head_v: 1, head_dim: 16, n_taps: 4 };
+        let (qkv, gates, state) = (rig.upload_f32(&[0.1; 48]), rig.upload_f32(&[0.1]), rig.upload_f32(&[0.0; 256]));
+        let (qkv, beta, decay) = (start(&qkv), start(&gates), start(&gates));
+        let window = |out| Op::DeltaWindow { qkv, beta, decay, state: start(&state), out, n_rows: 1, shape };
+        let refused = rig.run(&window(start(&state)));
+        assert!(matches!(refused, Err(BackendError::Overlap { what: "delta_window", .. })), "{refused:?}");
+        let out = rig.buffer(64);
+        rig.run(&window(start(&out))).expect("runs");
+        let too_short = rig.buffer(Bytes(shape.open_bytes()).as_usize() - 4);
+        let (position, block_position, ends_block) = (0, 0, false);
+        let (state, open, out) = (start(&state), start(&too_short), start(&out));
+        let prompt = Op::DeltaPrompt { qkv, beta, decay, state, open, out, n_rows: 1, position, block_position, ends_block, shape };
+        let refused = rig.run(&prompt);
+        assert!(matches!(refused, Err(BackendError::BadAddress { .. })), "{refused:?}");
     }
 
     #[test]

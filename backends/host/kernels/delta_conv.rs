@@ -1,6 +1,8 @@
 //! What a delta net computes beside its state: the short convolution with its history, and the gates of each head.
 //!
-//! A row of queries, keys and values is cut into heads, and a head is one task: no sum leaves it, and each has one order.
+//! A row of queries, keys and values is cut into heads: no sum leaves one, and each has one order.
+
+use std::ops::Range;
 
 use super::shared_slice::SharedSlice;
 use super::simd::SimdLevel;
@@ -8,6 +10,8 @@ use super::swiglu::sigmoid;
 use crate::backend::op::DeltaShape;
 use crate::backends::host::pool::ThreadPool;
 
+/// Heads of a task: their channels of a row fill half a page.
+const HEADS_PER_TASK: usize = 4;
 /// Partial sums of a sum of squares; the order of additions is part of the result, so it is the same at every level.
 const LANES: usize = 16;
 
@@ -36,59 +40,73 @@ pub fn convolve(pool: &ThreadPool, level: SimdLevel, inputs: &ConvInputs<'_>, ou
     assert!(x.len() == out.len() && x.len().is_multiple_of(n_channels), "as many results as inputs, in whole rows");
     assert!(history.len() == (n_taps - 1) * n_channels && taps.len() == n_taps * n_channels, "history and taps of each channel");
     let level = level.min(SimdLevel::detect());
+    let n_heads = (2 * shape.n_head_k + shape.n_head_v) as usize;
     let out = SharedSlice::new(out);
-    pool.run((2 * shape.n_head_k + shape.n_head_v) as usize, &|head| match level {
-        SimdLevel::Scalar => convolve_head(inputs, head, out),
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: the level is capped at what this processor has.
-        SimdLevel::Avx2 => unsafe { convolve_head_avx2(inputs, head, out) },
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: as above.
-        SimdLevel::Avx512 => unsafe { convolve_head_avx512(inputs, head, out) },
-        #[cfg(not(target_arch = "x86_64"))]
-        _ => convolve_head(inputs, head, out),
+    pool.run(n_heads.div_ceil(HEADS_PER_TASK), &|task| {
+        let heads = task * HEADS_PER_TASK..n_heads.min((task + 1) * HEADS_PER_TASK);
+        match level {
+            SimdLevel::Scalar => convolve_heads(inputs, heads, out),
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the level is capped at what this processor has.
+            SimdLevel::Avx2 => unsafe { convolve_heads_avx2(inputs, heads, out) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            SimdLevel::Avx512 => unsafe { convolve_heads_avx512(inputs, heads, out) },
+            #[cfg(not(target_arch = "x86_64"))]
+            _ => convolve_heads(inputs, heads, out),
+        }
     });
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
-fn convolve_head_avx2(inputs: &ConvInputs<'_>, head: usize, out: SharedSlice<'_, f32>) {
-    convolve_head(inputs, head, out);
+fn convolve_heads_avx2(inputs: &ConvInputs<'_>, heads: Range<usize>, out: SharedSlice<'_, f32>) {
+    convolve_heads(inputs, heads, out);
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,avx512f,avx512bw,avx512vl")]
-fn convolve_head_avx512(inputs: &ConvInputs<'_>, head: usize, out: SharedSlice<'_, f32>) {
-    convolve_head(inputs, head, out);
+fn convolve_heads_avx512(inputs: &ConvInputs<'_>, heads: Range<usize>, out: SharedSlice<'_, f32>) {
+    convolve_heads(inputs, heads, out);
 }
 
-/// All rows of one head: queries come first, then keys, then values.
+/// All rows of some heads: queries come first, then keys, then values.
 #[inline(always)]
-fn convolve_head(inputs: &ConvInputs<'_>, head: usize, out: SharedSlice<'_, f32>) {
+fn convolve_heads(inputs: &ConvInputs<'_>, heads: Range<usize>, out: SharedSlice<'_, f32>) {
     let ConvInputs { shape, x, history, taps, eps } = *inputs;
     let (n_channels, head_dim, n_taps) = (shape.n_channels() as usize, shape.head_dim as usize, shape.n_taps as usize);
-    let (n_head_k, first) = (shape.n_head_k as usize, head * head_dim);
-    // Turned to [n_taps, head_dim], so that the loop over channels is vector code.
-    let turned: Vec<f32> = (0..n_taps).flat_map(|tap| (first..first + head_dim).map(move |channel| taps[channel * n_taps + tap])).collect();
+    let channels = heads.start * head_dim..heads.end * head_dim;
+    // Turned to [n_taps, channels], so that the loop over channels is vector code.
+    let turned: Vec<f32> = (0..n_taps).flat_map(|tap| channels.clone().map(move |channel| taps[channel * n_taps + tap])).collect();
     let n_before = n_taps - 1;
     for row in 0..x.len() / n_channels {
         // SAFETY: the channels of a head belong to its one task.
-        let out = unsafe { out.part(row * n_channels + first, head_dim) };
+        let out = unsafe { out.part(row * n_channels + channels.start, channels.len()) };
         out.fill(0.0);
-        for (tap, factors) in turned.chunks_exact(head_dim).enumerate() {
+        for (tap, factors) in turned.chunks_exact(channels.len()).enumerate() {
             let source = match (row + tap).checked_sub(n_before) {
-                Some(row) => &x[row * n_channels + first..][..head_dim],
-                None => &history[(row + tap) * n_channels + first..][..head_dim],
+                Some(row) => &x[row * n_channels..][channels.clone()],
+                None => &history[(row + tap) * n_channels..][channels.clone()],
             };
             out.iter_mut().zip(source).zip(factors).for_each(|((sum, value), factor)| *sum += value * factor);
         }
         out.iter_mut().for_each(|value| *value *= sigmoid(*value));
-        if head < 2 * n_head_k {
-            let scale = if head < n_head_k { 1.0 / f64::from(shape.head_dim).sqrt() } else { 1.0 };
-            let factor = (scale / (sum_of_squares(out) + f64::from(eps)).sqrt()) as f32;
-            out.iter_mut().for_each(|value| *value *= factor);
+        for (head, out) in heads.clone().zip(out.chunks_exact_mut(head_dim)) {
+            norm_head(out, head, shape, eps);
         }
     }
+}
+
+/// Divides a query or key by its length, and a query by the root of the head size, too.
+#[inline(always)]
+fn norm_head(values: &mut [f32], head: usize, shape: DeltaShape, eps: f32) {
+    let n_head_k = shape.n_head_k as usize;
+    if head >= 2 * n_head_k {
+        return;
+    }
+    let scale = if head < n_head_k { 1.0 / f64::from(shape.head_dim).sqrt() } else { 1.0 };
+    let factor = (scale / (sum_of_squares(values) + f64::from(eps)).sqrt()) as f32;
+    values.iter_mut().for_each(|value| *value *= factor);
 }
 
 /// In f64: exact products, and no overflow.

@@ -1,7 +1,7 @@
 //! The delta rule row by row, for windows: on a copy of the state, or on the state itself.
 //!
-//! A row of the state (one value number, all key numbers) meets nothing of the other rows, so it is carried through all rows of the
-//! window before the next one is read. Whether it is then written back is all that tells [`delta_commit`] from [`delta_window`].
+//! A row of the state (one value number, all key numbers) meets nothing of the other rows, so some rows are carried through the whole
+//! window before the next ones are read. Whether they are then written back is all that tells [`delta_commit`] from [`delta_window`].
 
 use std::cell::RefCell;
 
@@ -12,9 +12,13 @@ use super::swiglu::exponential;
 use super::vector::{LANES, Portable, Vector16};
 use crate::backends::host::pool::ThreadPool;
 
+/// Rows of the state that go through a window together: they stay in the first-level cache, and while one waits for its sums the
+/// others go on. Heads are whole numbers of them.
+const TOGETHER: usize = LANES;
+
 thread_local! {
-    /// A row of the state on its way through a window.
-    static ROW: RefCell<Vec<f32>> = RefCell::default();
+    /// Rows of the state on their way through a window.
+    static ROWS: RefCell<Vec<f32>> = RefCell::default();
 }
 
 /// Computes `out` `[n_rows, n_head_v, head_dim]` from `state` `[n_head_v, head_dim (value), head_dim (key)]`.
@@ -24,14 +28,15 @@ thread_local! {
 pub fn delta_window(pool: &ThreadPool, level: SimdLevel, inputs: &DeltaInputs<'_>, state: &[f32], out: &mut [f32]) {
     inputs.check(state.len());
     assert_eq!(out.len(), inputs.n_rows() * inputs.shape.value_width() as usize, "as many results as values");
-    let (level, row_len) = (level.min(SimdLevel::detect()), inputs.shape.head_dim as usize);
+    let (level, head_dim) = (level.min(SimdLevel::detect()), inputs.shape.head_dim as usize);
     let out = SharedSlice::new(out);
     pool.run(inputs.shape.n_head_v as usize, &|head| {
-        ROW.with_borrow_mut(|copy| {
-            copy.resize(row_len, 0.0);
-            for (value, row) in state[head * row_len * row_len..][..row_len * row_len].chunks_exact(row_len).enumerate() {
-                copy.copy_from_slice(row);
-                StateRow { head, value }.advance(level, inputs, copy, Some(out));
+        ROWS.with_borrow_mut(|copies| {
+            copies.resize(TOGETHER * head_dim, 0.0);
+            let state = &state[head * head_dim * head_dim..][..head_dim * head_dim];
+            for (index, rows) in state.chunks_exact(TOGETHER * head_dim).enumerate() {
+                copies.copy_from_slice(rows);
+                StateRows { head, first: TOGETHER * index }.advance(level, inputs, copies, Some(out));
             }
         });
     });
@@ -43,71 +48,78 @@ pub fn delta_window(pool: &ThreadPool, level: SimdLevel, inputs: &DeltaInputs<'_
 /// As [`delta_window`].
 pub fn delta_commit(pool: &ThreadPool, level: SimdLevel, inputs: &DeltaInputs<'_>, state: &mut [f32]) {
     inputs.check(state.len());
-    let (level, row_len) = (level.min(SimdLevel::detect()), inputs.shape.head_dim as usize);
+    let (level, head_dim) = (level.min(SimdLevel::detect()), inputs.shape.head_dim as usize);
     let state = SharedSlice::new(state);
     pool.run(inputs.shape.n_head_v as usize, &|head| {
         // SAFETY: the state of a head belongs to its one task.
-        let state = unsafe { state.part(head * row_len * row_len, row_len * row_len) };
-        for (value, row) in state.chunks_exact_mut(row_len).enumerate() {
-            StateRow { head, value }.advance(level, inputs, row, None);
+        let state = unsafe { state.part(head * head_dim * head_dim, head_dim * head_dim) };
+        for (index, rows) in state.chunks_exact_mut(TOGETHER * head_dim).enumerate() {
+            StateRows { head, first: TOGETHER * index }.advance(level, inputs, rows, None);
         }
     });
 }
 
-/// Which row of the state.
+/// Which rows of the state: [`TOGETHER`] of a value head.
 #[derive(Clone, Copy)]
-struct StateRow {
+struct StateRows {
     head: usize,
-    value: usize,
+    first: usize,
 }
 
-impl StateRow {
-    /// Carries `row` through all rows of the inputs and leaves their results in `out`.
-    fn advance(self, level: SimdLevel, inputs: &DeltaInputs<'_>, row: &mut [f32], out: Option<SharedSlice<'_, f32>>) {
+impl StateRows {
+    /// Carries `rows` through all rows of the inputs and leaves their results in `out`.
+    fn advance(self, level: SimdLevel, inputs: &DeltaInputs<'_>, rows: &mut [f32], out: Option<SharedSlice<'_, f32>>) {
         match level {
             // SAFETY: portable code needs no instructions.
-            SimdLevel::Scalar => unsafe { self.advance_with::<Portable>(inputs, row, out) },
+            SimdLevel::Scalar => unsafe { self.advance_with::<Portable>(inputs, rows, out) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: the caller capped the level at what this processor has.
-            SimdLevel::Avx2 => unsafe { self.advance_avx2(inputs, row, out) },
+            SimdLevel::Avx2 => unsafe { self.advance_avx2(inputs, rows, out) },
             #[cfg(target_arch = "x86_64")]
             // SAFETY: as above.
-            SimdLevel::Avx512 => unsafe { self.advance_avx512(inputs, row, out) },
+            SimdLevel::Avx512 => unsafe { self.advance_avx512(inputs, rows, out) },
             #[cfg(not(target_arch = "x86_64"))]
             // SAFETY: portable code needs no instructions.
-            _ => unsafe { self.advance_with::<Portable>(inputs, row, out) },
+            _ => unsafe { self.advance_with::<Portable>(inputs, rows, out) },
         }
     }
 
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2,fma,f16c")]
-    fn advance_avx2(self, inputs: &DeltaInputs<'_>, row: &mut [f32], out: Option<SharedSlice<'_, f32>>) {
+    fn advance_avx2(self, inputs: &DeltaInputs<'_>, rows: &mut [f32], out: Option<SharedSlice<'_, f32>>) {
         // SAFETY: this function is compiled for the instructions of `Avx2`.
-        unsafe { self.advance_with::<super::vector::Avx2>(inputs, row, out) }
+        unsafe { self.advance_with::<super::vector::Avx2>(inputs, rows, out) }
     }
 
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2,fma,f16c,avx512f,avx512bw,avx512vl")]
-    fn advance_avx512(self, inputs: &DeltaInputs<'_>, row: &mut [f32], out: Option<SharedSlice<'_, f32>>) {
+    fn advance_avx512(self, inputs: &DeltaInputs<'_>, rows: &mut [f32], out: Option<SharedSlice<'_, f32>>) {
         // SAFETY: this function is compiled for the instructions of `Avx512`.
-        unsafe { self.advance_with::<super::vector::Avx512>(inputs, row, out) }
+        unsafe { self.advance_with::<super::vector::Avx512>(inputs, rows, out) }
     }
 
     /// # Safety
     /// The instructions of `V` are there.
     #[inline(always)]
-    unsafe fn advance_with<V: Vector16>(self, inputs: &DeltaInputs<'_>, row: &mut [f32], out: Option<SharedSlice<'_, f32>>) {
+    unsafe fn advance_with<V: Vector16>(self, inputs: &DeltaInputs<'_>, rows: &mut [f32], out: Option<SharedSlice<'_, f32>>) {
         let (n_head_v, head_dim) = (inputs.shape.n_head_v as usize, inputs.shape.head_dim as usize);
         let head_k = self.head % inputs.shape.n_head_k as usize;
         for index in 0..inputs.n_rows() {
             let gate = index * n_head_v + self.head;
-            let value = inputs.value(index, self.head)[self.value];
-            let key = inputs.key(index, head_k);
-            // SAFETY: passed on from the caller.
-            unsafe { step::<V>(row, key, exponential(inputs.decay[gate]), inputs.beta[gate], value) };
+            let (keep, beta) = (exponential(inputs.decay[gate]), inputs.beta[gate]);
+            let (key, query) = (inputs.key(index, head_k), inputs.query(index, head_k));
+            let values = &inputs.value(index, self.head)[self.first..][..TOGETHER];
+            for (row, value) in rows.chunks_exact_mut(head_dim).zip(values) {
+                // SAFETY: passed on from the caller.
+                unsafe { step::<V>(row, key, keep, beta, *value) };
+            }
             if let Some(out) = out {
-                // SAFETY: passed on from the caller; a number of a head belongs to the head's one task.
-                unsafe { out.part(gate * head_dim + self.value, 1)[0] = dot::<V>(row, inputs.query(index, head_k)) };
+                // SAFETY: passed on from the caller; the numbers of a head belong to the head's one task.
+                let out = unsafe { out.part(gate * head_dim + self.first, TOGETHER) };
+                for (row, out) in rows.chunks_exact(head_dim).zip(out) {
+                    // SAFETY: as above.
+                    *out = unsafe { dot::<V>(row, query) };
+                }
             }
         }
     }

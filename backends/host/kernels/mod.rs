@@ -19,6 +19,7 @@ mod codes_iq;
 mod codes_k;
 pub mod delta_conv;
 pub mod delta_prompt;
+mod delta_step;
 #[cfg(test)]
 mod delta_tests;
 pub mod delta_window;
