@@ -224,7 +224,7 @@ impl<B: Backend> Engine<B> {
             slots: 0,
             phases: phases_before,
             experts: experts_before,
-            drafts: drafts::DraftCounters::default(),
+            drafts: self.drafter.counters(),
             recaptures: 0,
         };
         if read.is_continue() {
@@ -240,6 +240,7 @@ impl<B: Backend> Engine<B> {
         }
         self.experts.end_prompt();
         outcome.experts = self.experts.counters().since(&experts_before);
+        outcome.drafts = self.drafter.counters().since(&outcome.drafts);
         outcome.recaptures = self.windows.recaptures() - recaptures_before;
         self.windows.flush_hashes()?;
         Ok(outcome)
