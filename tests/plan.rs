@@ -7,7 +7,7 @@ mod common;
 use std::sync::{Arc, LazyLock};
 
 use common::engine::{TempFile, alternating_model, bard, synthetic_model};
-use common::rewrite::QWEN3_30B_A3B;
+use common::real_shapes::QWEN3_30B_A3B;
 use ebbtide::backends::host::{FreeReading, HostBackend, HostConfig};
 use ebbtide::engine::read_device_budget;
 use ebbtide::model::Model;

@@ -9,7 +9,7 @@ use std::sync::{Arc, LazyLock};
 
 use common::dry::{DryRig, card, card_with_slots, real_shape};
 use common::engine::tokens;
-use common::rewrite::{QWEN_35B_STAND_IN, QWEN3_30B_A3B};
+use common::real_shapes::{QWEN36_35B_A3B, QWEN3_30B_A3B};
 use ebbtide::backends::host::ClockProfile;
 use ebbtide::engine::way::Way;
 use ebbtide::model::Model;
@@ -17,7 +17,7 @@ use ebbtide::settings::{AliasThreshold, BlockSetting, ChunkSetting, EngineSettin
 use ebbtide::units::Bytes;
 
 static QWEN_30B: LazyLock<Arc<Model>> = LazyLock::new(|| real_shape(QWEN3_30B_A3B));
-static QWEN_35B: LazyLock<Arc<Model>> = LazyLock::new(|| real_shape(QWEN_35B_STAND_IN));
+static QWEN_35B: LazyLock<Arc<Model>> = LazyLock::new(|| real_shape(QWEN36_35B_A3B));
 
 const PROFILES: [ClockProfile; 3] = [ClockProfile::H200, ClockProfile::H200_12GBPS, ClockProfile::LAPTOP_8GB];
 /// Prompts of the comparison.

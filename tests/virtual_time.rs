@@ -11,7 +11,7 @@ use std::sync::{Arc, LazyLock};
 
 use common::dry::{DryRig, Reading, card, document_card, real_shape};
 use common::engine::{settings, synthetic_model};
-use common::rewrite::{QWEN_35B_STAND_IN, QWEN3_30B_A3B};
+use common::real_shapes::{QWEN36_35B_A3B, QWEN3_30B_A3B};
 use ebbtide::backends::host::{ClockProfile, DryRun};
 use ebbtide::engine::way::Way;
 use ebbtide::model::Model;
@@ -181,8 +181,8 @@ fn skewed_routes_make_hits_and_a_seed_makes_the_same_run_again() {
 }
 
 #[test]
-fn the_stand_in_of_a_35b_model_has_its_sizes_and_reads() {
-    let model = real_shape(QWEN_35B_STAND_IN);
+fn a_35b_hybrid_model_has_its_sizes_and_reads() {
+    let model = real_shape(QWEN36_35B_A3B);
     let mut rig = DryRig::new(&model, ClockProfile::H200, &card(Bytes::mib(8192)));
     let plan = rig.engine.plan().clone();
     let mib = |bytes: Bytes| bytes.as_mib();
@@ -194,15 +194,15 @@ fn the_stand_in_of_a_35b_model_has_its_sizes_and_reads() {
     check_bounds(&reading, "35B");
     assert_eq!(rig.device.peak(), plan.decode.total_bytes);
     let passes = LONG.div_ceil(reading.outcome.choice.block as usize) as f64;
-    assert!(near(reading.busy.operations_s, passes * PASS_S + LONG as f64 * STAND_IN_TOKEN_S, 0.2), "{reading:?}");
+    assert!(near(reading.busy.operations_s, passes * PASS_S + LONG as f64 * HYBRID_TOKEN_S, 0.2), "{reading:?}");
 }
 
 /// Time of arithmetic of a token of the 35B model in a long prompt, 4.8 + 2.4 GFLOP.
-const STAND_IN_TOKEN_S: f64 = 4.8e9 / 85e12 + 2.4e9 / 297e12;
+const HYBRID_TOKEN_S: f64 = 4.8e9 / 85e12 + 2.4e9 / 297e12;
 
 #[test]
-fn the_stand_in_of_a_35b_model_gains_by_the_alias_what_the_model_of_performance_says() {
-    let model = real_shape(QWEN_35B_STAND_IN);
+fn a_35b_hybrid_model_gains_by_the_alias_what_the_model_of_performance_says() {
+    let model = real_shape(QWEN36_35B_A3B);
     for (profile, gain) in [(ClockProfile::H200, 6.4), (ClockProfile::H200_12GBPS, 14.0)] {
         let read = |settings: &EngineSettings| {
             let mut rig = DryRig::new(&model, profile, settings);
@@ -216,7 +216,7 @@ fn the_stand_in_of_a_35b_model_gains_by_the_alias_what_the_model_of_performance_
             let (kept, reading) = read(&settings);
             let absent = 12.33e9 - f64::from(kept) * 1.148 * 1_048_576.0;
             let passes = LONG.div_ceil(chunk as usize) as f64;
-            let pass_s = (absent / profile.link_bytes_per_s).max(PASS_S + LONG as f64 / passes * STAND_IN_TOKEN_S);
+            let pass_s = (absent / profile.link_bytes_per_s).max(PASS_S + LONG as f64 / passes * HYBRID_TOKEN_S);
             let expected = LONG as f64 / (passes * pass_s);
             let at = format!("chunk {chunk} on {}: {:.0} tokens a second", profile.name, reading.tokens_per_s());
             assert!((128..140).contains(&kept) && near(reading.tokens_per_s(), expected, 0.10), "{at}, {expected} expected, {kept} kept");

@@ -14,7 +14,7 @@ use ebbtide::settings::{BlockSetting, ChunkSetting, ContextSetting, EngineSettin
 use ebbtide::units::Bytes;
 
 use super::engine::{TempFile, greedy, tokens};
-use super::rewrite::Directory;
+use super::real_shapes::Directory;
 
 /// Opens a model that is all hole; its file may go once it is mapped.
 pub fn real_shape(directory: Directory) -> Arc<Model> {

@@ -3,5 +3,6 @@
 
 pub mod dry;
 pub mod engine;
+pub mod real_shapes;
 pub mod rewrite;
 pub mod synthetic;
