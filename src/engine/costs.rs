@@ -169,6 +169,8 @@ pub struct Costs {
     experts: Line,
     /// By rows, from one to eight: windows are few enough to keep each apart.
     windows: [Average; 8],
+    /// The same, of windows with a head: those that write.
+    writing: [Average; 8],
     draft_step: Average,
 }
 
@@ -208,9 +210,11 @@ impl Costs {
     }
 
     /// Takes note of a window of `rows` rows, its misses included.
-    pub fn note_window(&mut self, rows: usize, seconds: f64) {
-        if let Some(average) = rows.checked_sub(1).and_then(|index| self.windows.get_mut(index)) {
-            average.note(seconds);
+    pub fn note_window(&mut self, rows: usize, with_head: bool, seconds: f64) {
+        let Some(index) = rows.checked_sub(1).filter(|&index| index < self.windows.len()) else { return };
+        self.windows[index].note(seconds);
+        if with_head {
+            self.writing[index].note(seconds);
         }
     }
 
@@ -225,10 +229,10 @@ impl Costs {
         self.draft_step.get().unwrap_or(0.0)
     }
 
-    /// Seconds of a window of `rows` rows, where that was measured.
+    /// Seconds of a window of `rows` rows with a head, where that was measured.
     #[must_use]
-    pub fn measured_window_s(&self, rows: usize) -> Option<f64> {
-        rows.checked_sub(1).and_then(|index| self.windows.get(index)).and_then(Average::get)
+    pub fn writing_window_s(&self, rows: usize) -> Option<f64> {
+        rows.checked_sub(1).and_then(|index| self.writing.get(index)).and_then(Average::get)
     }
 
     /// Bytes a second from host memory to the device.
@@ -326,12 +330,14 @@ mod tests {
     fn a_window_that_was_not_measured_costs_what_a_smaller_one_did_and_its_further_misses() {
         let mut costs = Costs::new(true, Prior::default());
         costs.note_link(Bytes(1_000), 1.0);
-        costs.note_window(2, 5.0);
+        costs.note_window(2, true, 5.0);
         let seconds = |rows| costs.window_s(rows, |from, to| (to - from) as f64 * 500.0);
         assert_eq!(seconds(1), None);
         assert!(seconds(2).is_some_and(|seconds| close(seconds, 5.0)) && seconds(4).is_some_and(|seconds| close(seconds, 6.0)));
-        costs.note_window(9, 1.0);
-        costs.note_window(0, 1.0);
+        costs.note_window(9, true, 1.0);
+        costs.note_window(0, true, 1.0);
+        costs.note_window(4, false, 1.0);
+        assert_eq!([2, 4, 9].map(|rows| costs.writing_window_s(rows)), [Some(5.0), None, None]);
     }
 
     #[test]

@@ -58,12 +58,34 @@ pub fn argmax(logits: &[f32]) -> Option<TokenId> {
     best.map(|(token, _)| token)
 }
 
-/// Probability of a token, from all logits as they are.
+/// Natural logarithms of probabilities, of the logits as the model gives them: before penalties, cuts and temperature.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Logprobs {
+    /// Of the token that was chosen.
+    pub chosen: f32,
+    /// Of the best tokens, best first, the lowest number first among equals.
+    pub top: Vec<(TokenId, f32)>,
+}
+
+/// Of the token `chosen` and the `n_top` best ones, from one row of logits. With drafts each row of a window has its own. `None` where a
+/// logit is not finite or `chosen` is no token.
 #[must_use]
-pub fn probability(logits: &[f32], token: TokenId) -> f32 {
-    let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let sum: f32 = logits.iter().map(|&logit| (logit - most).exp()).sum();
-    (logits[token as usize] - most).exp() / sum
+pub fn logprobs(logits: &[f32], chosen: TokenId, n_top: usize) -> Option<Logprobs> {
+    let best = f64::from(logits[argmax(logits)? as usize]);
+    let chosen = *logits.get(chosen as usize)?;
+    // The best one is taken out before the sum, which cannot overflow then and is at least 1.
+    let log_sum = best + logits.iter().map(|&logit| (f64::from(logit) - best).exp()).sum::<f64>().ln();
+    #[allow(clippy::cast_possible_truncation, reason = "rounded once, at the end")]
+    let of = |logit: f32| (f64::from(logit) - log_sum) as f32;
+    let mut top: Vec<(TokenId, f32)> = Vec::with_capacity(n_top.min(logits.len()) + 1);
+    for (token, &logit) in (0..).zip(logits) {
+        if top.len() < n_top || top.last().is_some_and(|&(_, least)| logit > least) {
+            let place = top.partition_point(|&(_, better)| better >= logit);
+            top.insert(place, (token, logit));
+            top.truncate(n_top);
+        }
+    }
+    Some(Logprobs { chosen: of(chosen), top: top.into_iter().map(|(token, logit)| (token, of(logit))).collect() })
 }
 
 /// Chooses tokens one after another.
@@ -134,10 +156,13 @@ impl Sampler {
     fn candidates(&self, logits: &[f32]) -> Vec<(TokenId, f64)> {
         let Sampling { temperature, top_k, top_p, min_p, .. } = self.sampling;
         let mut ranked: Vec<(TokenId, f32)> = (0..).zip(logits.iter().copied()).collect();
-        ranked.sort_unstable_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-        if top_k > 0 {
+        let by_rank = |a: &(TokenId, f32), b: &(TokenId, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
+        // Only the candidates that stay are sorted: of a whole vocabulary that would cost many times as much.
+        if (1..ranked.len()).contains(&(top_k as usize)) {
+            ranked.select_nth_unstable_by(top_k as usize - 1, by_rank);
             ranked.truncate(top_k as usize);
         }
+        ranked.sort_unstable_by(by_rank);
         let best = f64::from(ranked[0].1);
         let weight = |logit: f32, divisor: f32| ((f64::from(logit) - best) / f64::from(divisor)).exp();
         let total: f64 = ranked.iter().map(|&(_, logit)| weight(logit, 1.0)).sum();
@@ -225,6 +250,40 @@ mod tests {
         for cut in [sampler(|s| s.top_k = 1), sampler(|s| s.top_p = 0.1), sampler(|s| s.min_p = 0.99)] {
             assert!((0..100).all(|position| cut.choose(&logits, &[], position) == Some(1)));
         }
+    }
+
+    #[test]
+    fn a_cut_by_rank_keeps_the_lowest_numbers_of_equals() {
+        let logits: Vec<f32> = (0..200u8).map(|token| f32::from(token % 5)).collect();
+        let candidates = sampler(|s| s.top_k = 7).candidates(&logits);
+        let tokens: Vec<TokenId> = candidates.into_iter().map(|(token, _)| token).collect();
+        assert_eq!(tokens, [4, 9, 14, 19, 24, 29, 34]);
+        assert_eq!(sampler(|s| s.top_k = 200).candidates(&logits), sampler(|_| ()).candidates(&logits));
+    }
+
+    #[test]
+    fn logprobs_are_logarithms_of_probabilities_and_ranked() {
+        let probabilities = [0.1f32, 0.4, 0.05, 0.4, 0.05];
+        let logits = probabilities.map(|probability| probability.ln() + 700.0);
+        let found = logprobs(&logits, 0, 3).expect("finite");
+        let close = |found: f32, probability: f32| (found - probability.ln()).abs() < 1e-4;
+        assert!(close(found.chosen, 0.1), "{found:?}");
+        assert_eq!(found.top.iter().map(|&(token, _)| token).collect::<Vec<_>>(), [1, 3, 0]);
+        assert!(found.top.iter().all(|&(token, logprob)| close(logprob, probabilities[token as usize])), "{found:?}");
+        let all = logprobs(&logits, 4, 99).expect("finite").top;
+        assert_eq!(all.iter().map(|&(token, _)| token).collect::<Vec<_>>(), [1, 3, 0, 2, 4]);
+        let sum: f32 = all.iter().map(|&(_, logprob)| logprob.exp()).sum();
+        assert!((sum - 1.0).abs() < 1e-4, "{sum}");
+        assert_eq!(logprobs(&logits, 4, 0).expect("finite").top, []);
+    }
+
+    #[test]
+    fn logprobs_of_nothing_and_of_what_is_no_number_are_none() {
+        assert_eq!(logprobs(&[], 0, 1), None);
+        assert_eq!(logprobs(&[0.0, 1.0], 2, 1), None);
+        assert_eq!(logprobs(&[0.0, f32::NAN], 0, 1), None);
+        let far = logprobs(&[f32::MIN, f32::MAX], 0, 1).expect("finite");
+        assert!(far.chosen < -1e38 && far.top == [(1, 0.0)], "{far:?}");
     }
 
     #[test]

@@ -49,7 +49,7 @@ impl<B: Backend> Engine<B> {
         let [began, ended] = &self.window_times;
         self.backend.record(&self.compute, ended)?;
         self.backend.synchronise_event(ended)?;
-        self.costs.note_window(rows, self.backend.elapsed_s(began, ended)?);
+        self.costs.note_window(rows, with_head, self.backend.elapsed_s(began, ended)?);
         self.timelines.active_mut().offer(tokens);
         self.experts.note_window(self.windows.routes(), self.model.shape.n_layer, &self.compute, self.scheduler.slot_range())?;
         if with_head {

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use super::decode::Window;
 use super::drafts::{Candidates, DraftCosts, DraftSource, Drafting, verify};
-use super::sampler::{Sampler, argmax, probability};
+use super::sampler::{Sampler, argmax, logprobs};
 use super::{Engine, EngineError, Event, Finish, OnEvent, Outcome, Request};
 use crate::backend::Backend;
 use crate::model::forward::draft::DraftFrom;
@@ -99,7 +99,7 @@ impl<B: Backend> Engine<B> {
         let rows_left = self.plan.ctx_tokens as usize - sequence.len();
         let room = (left - 1).min(rows_left - 1).min(self.window_rows() - 1);
         let costs = &self.costs;
-        let window_s = |rows| costs.measured_window_s(rows);
+        let window_s = |rows| costs.writing_window_s(rows);
         let costs = DraftCosts { window_s: &window_s, mtp_step_s: costs.draft_step_s() };
         let drafting = self.drafter.plan(sequence.tokens(), &[text.last()], room, costs);
         match drafting {
@@ -127,7 +127,7 @@ impl<B: Backend> Engine<B> {
             self.draft_step(&tokens, position, from, &mut logits)?;
             // Whatever it computes, it can only guess worse.
             let Some(guess) = argmax(&logits) else { break };
-            if min_p > 0.0 && probability(&logits, guess) < min_p {
+            if min_p > 0.0 && logprobs(&logits, guess, 0).is_none_or(|logprobs| logprobs.chosen.exp() < min_p) {
                 break;
             }
             drafts.push(guess);
