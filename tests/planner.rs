@@ -9,7 +9,7 @@ use std::sync::{Arc, LazyLock};
 
 use common::dry::{DryRig, card, card_with_slots, real_shape};
 use common::engine::tokens;
-use common::real_shapes::{QWEN36_35B_A3B, QWEN3_30B_A3B};
+use common::real_shapes::{QWEN3_30B_A3B, QWEN36_35B_A3B};
 use ebbtide::backends::host::ClockProfile;
 use ebbtide::engine::way::Way;
 use ebbtide::model::Model;

@@ -6,7 +6,7 @@ mod common;
 use std::sync::{Arc, LazyLock};
 
 use common::engine::TempFile;
-use common::rewrite::QWEN3_30B_A3B;
+use common::real_shapes::QWEN3_30B_A3B;
 use ebbtide::model::{Model, ModelWeights};
 use ebbtide::phase::{DeviceBudget, Plan, PlanError, PromptMemory};
 use ebbtide::settings::{BlockSetting, CacheSizing, ChunkSetting, ContextSetting, EngineSettings, ExpertCache, HeadAliasMode};

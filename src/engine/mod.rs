@@ -212,6 +212,7 @@ impl<B: Backend> Engine<B> {
         let read = self.read(fresh, last, &choice, on_event)?;
         let mut outcome = Outcome {
             tokens: Vec::new(),
+            logprobs: Vec::new(),
             finish: Finish::Cancelled,
             prompt_tokens: request.prompt.len(),
             reused_tokens,

@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::time::Duration;
 
 use super::drafts::DraftCounters;
-use super::sampler::Sampling;
+use super::sampler::{Logprobs, Sampling};
 use super::timelines::Place;
 use super::way::Choice;
 use crate::experts::ExpertCounters;
@@ -22,6 +22,8 @@ pub struct Request {
     pub sampling: Sampling,
     /// Tokens that end the text; they are not part of it.
     pub stop_tokens: Vec<TokenId>,
+    /// Log-probabilities wanted beside each token: of itself and so many best ones.
+    pub logprobs: Option<usize>,
 }
 
 /// What happens while a request runs.
@@ -55,6 +57,8 @@ pub enum Finish {
 pub struct Outcome {
     /// Tokens written.
     pub tokens: Vec<TokenId>,
+    /// Log-probabilities of the tokens, where they were asked for.
+    pub logprobs: Vec<Logprobs>,
     /// Why it ended.
     pub finish: Finish,
     /// Tokens of the prompt.

@@ -62,13 +62,14 @@ impl<B: Backend> Engine<B> {
             first_token_at.get_or_insert_with(Instant::now);
             self.drafter.note(&drafts, &verified);
             let mut rows = 0;
-            for &token in &verified.tokens {
+            for (&token, logits) in verified.tokens.iter().zip(logits.chunks_exact(n_vocab)) {
                 rows += 1;
                 if request.stop_tokens.contains(&token) {
                     outcome.finish = Finish::Stop;
                     break;
                 }
                 outcome.tokens.push(token);
+                outcome.logprobs.extend(request.logprobs.and_then(|n_best| logprobs(logits, token, n_best)));
                 if on_event(Event::Token(token)).is_break() {
                     outcome.finish = Finish::Cancelled;
                     break;

@@ -23,6 +23,12 @@ pub fn real_shape(directory: Directory) -> Arc<Model> {
     Arc::new(Model::open(&file.0).expect("a sound directory"))
 }
 
+/// As [`real_shape`], without a draft layer.
+pub fn real_shape_without_drafts(directory: Directory) -> Arc<Model> {
+    let model = Arc::into_inner(real_shape(directory)).expect("nobody else has it yet");
+    Arc::new(model.without_draft_layer().expect("it is sound without"))
+}
+
 /// Default settings on a device of `vram` with a context of 32,768 tokens.
 pub fn card(vram: Bytes) -> EngineSettings {
     EngineSettings { vram, ctx: ContextSetting::Tokens(32_768), threads: 1, ..EngineSettings::default() }

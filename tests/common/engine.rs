@@ -97,7 +97,7 @@ pub fn engine(model: &Arc<Model>, settings: &EngineSettings) -> Engine<HostBacke
 /// A greedy request.
 pub fn greedy(prompt: &[TokenId], tokens_max: usize) -> Request {
     let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
-    Request { prompt: prompt.to_vec(), tokens_max, sampling, stop_tokens: Vec::new() }
+    Request { prompt: prompt.to_vec(), tokens_max, sampling, stop_tokens: Vec::new(), logprobs: None }
 }
 
 /// Runs a request to its end.

@@ -16,6 +16,7 @@ pub struct Directory {
     n_ff: u32,
     n_vocab: u32,
     n_ctx: u32,
+    dense: QuantType,
     hybrid: Option<Hybrid>,
 }
 
@@ -40,6 +41,7 @@ pub const QWEN3_30B_A3B: Directory = Directory {
     n_ff: 768,
     n_vocab: 151_936,
     n_ctx: 40_960,
+    dense: QuantType::Q8_0,
     hybrid: None,
 };
 
@@ -54,12 +56,26 @@ pub const QWEN36_35B_A3B: Directory = Directory {
     n_ff: 512,
     n_vocab: 248_320,
     n_ctx: 262_144,
+    dense: QuantType::Q8_0,
     hybrid: Some(Hybrid { n_rot: 64, n_ff_shared: 512, n_head_k: 16, n_head_v: 32, delta_head_dim: 128 }),
+};
+
+/// The layers, experts, vocabulary, head and KV cache of Qwen3.6-35B-A3B (333 MiB, 20 KiB a token in f16) with attention in all layers
+/// and buffers as lean as those of Qwen3-30B-A3B: what the model of performance has rows for. Arithmetic of a token at a depth of 30k
+/// takes about as long.
+pub const QWEN_35B_STAND_IN: Directory = Directory {
+    n_layer: 40,
+    n_head_kv: 1,
+    n_expert: 256,
+    n_ff: 512,
+    n_vocab: 248_320,
+    n_ctx: 262_144,
+    dense: QuantType::F16,
+    ..QWEN3_30B_A3B
 };
 
 /// Layers from one with attention to the next.
 const ATTENTION_INTERVAL: u32 = 4;
-const DENSE: QuantType = QuantType::Q8_0;
 const EXPERTS: QuantType = QuantType::IQ3_XXS;
 
 impl Directory {
@@ -108,7 +124,7 @@ impl Directory {
         if self.hybrid.is_some() {
             self.layer(&mut file, self.n_layer);
             let name = |part: &str| format!("blk.{}.nextn.{part}.weight", self.n_layer);
-            put(&mut file, &name("eh_proj"), &[2 * n_embd, n_embd], DENSE);
+            put(&mut file, &name("eh_proj"), &[2 * n_embd, n_embd], self.dense);
             for norm in ["enorm", "hnorm", "shared_head_norm"] {
                 put(&mut file, &name(norm), &[n_embd], QuantType::F32);
             }
@@ -121,7 +137,9 @@ impl Directory {
         let mut tensor = |part: &str, dims: &[u64], quant| put(file, &format!("blk.{layer}.{part}"), dims, quant);
         tensor("attn_norm.weight", &[n_embd], QuantType::F32);
         match self.hybrid {
-            Some(hybrid) if layer < self.n_layer && !(layer + 1).is_multiple_of(ATTENTION_INTERVAL) => hybrid.delta_net(n_embd, &mut tensor),
+            Some(hybrid) if layer < self.n_layer && !(layer + 1).is_multiple_of(ATTENTION_INTERVAL) => {
+                hybrid.delta_net(n_embd, self.dense, &mut tensor)
+            }
             _ => self.attention(&mut tensor),
         }
         tensor(if self.hybrid.is_some() { "post_attention_norm.weight" } else { "ffn_norm.weight" }, &[n_embd], QuantType::F32);
@@ -132,9 +150,9 @@ impl Directory {
         if let Some(Hybrid { n_ff_shared, .. }) = self.hybrid {
             let n_ff = u64::from(n_ff_shared);
             tensor("ffn_gate_inp_shexp.weight", &[n_embd], QuantType::F32);
-            tensor("ffn_gate_shexp.weight", &[n_embd, n_ff], DENSE);
-            tensor("ffn_up_shexp.weight", &[n_embd, n_ff], DENSE);
-            tensor("ffn_down_shexp.weight", &[n_ff, n_embd], DENSE);
+            tensor("ffn_gate_shexp.weight", &[n_embd, n_ff], self.dense);
+            tensor("ffn_up_shexp.weight", &[n_embd, n_ff], self.dense);
+            tensor("ffn_down_shexp.weight", &[n_ff, n_embd], self.dense);
         }
     }
 
@@ -142,28 +160,28 @@ impl Directory {
         let [n_embd, head_dim] = [self.n_embd, self.head_dim].map(u64::from);
         let (q_width, kv_width) = (u64::from(self.n_head) * head_dim, u64::from(self.n_head_kv) * head_dim);
         let projected = if self.hybrid.is_some() { 2 * q_width } else { q_width };
-        tensor("attn_q.weight", &[n_embd, projected], DENSE);
-        tensor("attn_k.weight", &[n_embd, kv_width], DENSE);
-        tensor("attn_v.weight", &[n_embd, kv_width], DENSE);
-        tensor("attn_output.weight", &[q_width, n_embd], DENSE);
+        tensor("attn_q.weight", &[n_embd, projected], self.dense);
+        tensor("attn_k.weight", &[n_embd, kv_width], self.dense);
+        tensor("attn_v.weight", &[n_embd, kv_width], self.dense);
+        tensor("attn_output.weight", &[q_width, n_embd], self.dense);
         tensor("attn_q_norm.weight", &[head_dim], QuantType::F32);
         tensor("attn_k_norm.weight", &[head_dim], QuantType::F32);
     }
 }
 
 impl Hybrid {
-    fn delta_net(&self, n_embd: u64, tensor: &mut dyn FnMut(&str, &[u64], QuantType)) {
+    fn delta_net(&self, n_embd: u64, dense: QuantType, tensor: &mut dyn FnMut(&str, &[u64], QuantType)) {
         let [n_head_k, n_head_v, head_dim] = [self.n_head_k, self.n_head_v, self.delta_head_dim].map(u64::from);
         let (values, channels) = (n_head_v * head_dim, (2 * n_head_k + n_head_v) * head_dim);
-        tensor("attn_qkv.weight", &[n_embd, channels], DENSE);
-        tensor("attn_gate.weight", &[n_embd, values], DENSE);
-        tensor("ssm_beta.weight", &[n_embd, n_head_v], DENSE);
-        tensor("ssm_alpha.weight", &[n_embd, n_head_v], DENSE);
+        tensor("attn_qkv.weight", &[n_embd, channels], dense);
+        tensor("attn_gate.weight", &[n_embd, values], dense);
+        tensor("ssm_beta.weight", &[n_embd, n_head_v], dense);
+        tensor("ssm_alpha.weight", &[n_embd, n_head_v], dense);
         tensor("ssm_dt.bias", &[n_head_v], QuantType::F32);
         tensor("ssm_a", &[n_head_v], QuantType::F32);
         tensor("ssm_conv1d.weight", &[4, channels], QuantType::F32);
         tensor("ssm_norm.weight", &[head_dim], QuantType::F32);
-        tensor("ssm_out.weight", &[values, n_embd], DENSE);
+        tensor("ssm_out.weight", &[values, n_embd], dense);
     }
 }
 
