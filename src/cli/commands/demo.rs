@@ -1,7 +1,8 @@
 //! `ebbtide demo`: the idea on a small real model, with no arguments and no network.
 //!
-//! The bundled model has 64 routed experts; the budget is so small that most of them stay in host memory. The demo reads a real
-//! text with the head's memory lent to the prompt path, writes on, then does the same without lending the head and compares.
+//! The bundled model has 144 routed experts, those of its draft layer among them; the budget is so small that most of them stay in host
+//! memory. The demo reads a real text with the head's memory lent to the prompt path, writes on, then does the same without lending the
+//! head and compares.
 
 use std::sync::Arc;
 
@@ -22,16 +23,16 @@ use crate::settings::{AliasThreshold, ContextSetting, DraftSettings, EngineSetti
 use crate::tokenizer::Specials;
 use crate::units::Bytes;
 
-const MODEL_NAME: &str = "bard-qwen3moe-9m-IQ4_NL.gguf";
-static MODEL: &[u8] = include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/assets/bard-qwen3moe-9m-IQ4_NL.gguf"));
+const MODEL_NAME: &str = "bard-qwen35moe-22m-mtp-IQ4_NL.gguf";
+static MODEL: &[u8] = include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/assets/bard-qwen35moe-22m-mtp-IQ4_NL.gguf"));
 static TEXT: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/assets/demo.txt"));
 
 /// Tokens that the demo writes.
 const TOKENS_WRITTEN: usize = 100;
 /// A seed whose text stays in the voice of what was read.
 const SEED: u64 = 2;
-/// Simulated VRAM: dense weights, KV cache and head take most of it; a quarter of the experts gets a slot.
-const VRAM: Bytes = Bytes::mib(7);
+/// Simulated VRAM: dense weights, KV cache, recurrent state and head take most of it; a third of the experts gets a slot.
+const VRAM: Bytes = Bytes::mib(16);
 /// Context: the text, what is written, and some room.
 const CTX_TOKENS: u32 = 2048;
 
@@ -74,10 +75,12 @@ pub fn demo<B: Backend>(demo: &DemoConfig, config: &Config, open: Opener<B>) -> 
     let shape = &model.shape;
     let quoted: String = TEXT.lines().rev().take(3).collect::<Vec<_>>().into_iter().rev().collect::<Vec<_>>().join("\n  ");
     let intro = format!(
-        "A model of {} layers with {} experts each, {} of routed experts, on a device of {} simulated in RAM.\n\nWith the head lent:\n{}\n\n\
+        "A model of {} layers, {} of them delta nets, and a draft layer, {} experts in each, {} of routed experts, on a device of {} simulated \
+         in RAM.\n\nWith the head lent:\n{}\n\n\
          It reads {} tokens of the King James Bible, the last lines of which are\n\n  {quoted}\n\n\
-         and writes on (a model of 9 million weights has learned the style of its texts, not their sense):\n\n",
+         and writes on (a model of 22 million weights has learned the style of its texts, not their sense):\n\n",
         shape.n_layer,
+        shape.n_delta_layer(),
         shape.n_expert,
         model.weights.expert_bytes(),
         settings.vram,
@@ -151,6 +154,10 @@ fn table(runs: &[&Run; 2], identical: bool) -> String {
     row("writing, tok/s", &|run| format!("{:.0}", run.outcome.decode_tokens_per_s()));
     row("tokens a window", &|run| {
         run.outcome.drafts.tokens_per_window().map_or_else(|| "none".to_owned(), |tokens| format!("{tokens:.2}"))
+    });
+    row("drafts accepted", &|run| format!("{} of {}", run.outcome.drafts.accepted(), run.outcome.drafts.offered()));
+    row("accepted drafts per step", &|run| {
+        run.outcome.drafts.accepted_per_drafted_window().map_or_else(|| "none".to_owned(), |accepted| format!("{accepted:.2}"))
     });
     row("expert slots", &|run| run.plan.slots.to_string());
     row("slots lent", &|run| run.outcome.phases.slots_lent.to_string());
