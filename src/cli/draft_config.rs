@@ -7,6 +7,7 @@ use crate::settings::{DraftSetting, DraftSettings, SpecSetting, TokenSource};
 impl Checker<'_> {
     pub(super) fn drafts(&mut self, args: &DraftArgs) -> DraftSettings {
         let drafts = DraftSettings {
+            always: false,
             source: self.draft_source(args),
             most: args.spec,
             min_p: args.spec_min_p,
@@ -69,6 +70,7 @@ mod tests {
         assert_eq!((defaults, warnings.len()), (DraftSettings::default(), 0));
         let (asked, warnings) = drafts("--spec 3 --draft mtp --spec-min-p 0.5 --draft-vocab words.txt --deterministic", &[]);
         let expected = DraftSettings {
+            always: false,
             source: DraftSetting::Mtp,
             most: SpecSetting::Drafts(3),
             min_p: 0.5,

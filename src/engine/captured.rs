@@ -136,10 +136,12 @@ impl<B: Backend> CapturedWindows<B> {
     fn list_heads(&mut self, forward: &Forward<'_>, regions: &Regions) {
         let head = regions.head();
         let list = |ops| CapturedOps::eager(ops, vec![regions.lease(head)]);
+        // A head of its own never moves.
+        let draft_list = |ops| if forward.resident.draft_head.is_some() { CapturedOps::eager(ops, Vec::new()) } else { list(ops) };
         let heads = (1..=self.layout.n_rows).map(|n_rows| forward.window_head(self.base, &self.layout, n_rows, head.start));
         self.heads = heads.map(list).collect();
         let draft_head = forward.shape.has_draft_layer.then(|| forward.draft_head(self.base, &self.layout, head.start));
-        self.draft_heads = draft_head.into_iter().map(list).collect();
+        self.draft_heads = draft_head.into_iter().map(draft_list).collect();
     }
 
     fn capture<const N: usize>(

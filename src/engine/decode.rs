@@ -279,8 +279,8 @@ impl<B: Backend> Windows<B> {
     }
 
     /// Runs the draft layer: from the rows of the last window and the tokens that follow each (`window`, whose position is that of the
-    /// first row), or from its own last row and one token. Its keys and values are in its caches afterwards. Fills `logits` `[n_vocab]`,
-    /// where given, with those of the token after the last.
+    /// first row), or from its own last row and one token. Its keys and values are in its caches afterwards. Fills `logits`, where given,
+    /// with those of the token after the last: `[n_vocab]`, or one for each token of the draft layer's own head.
     ///
     /// # Errors
     /// As [`Windows::run`].
@@ -308,7 +308,7 @@ impl<B: Backend> Windows<B> {
             other => other?,
         }
         if let Some(logits) = logits {
-            logits.resize(self.sizes.n_vocab, 0.0);
+            logits.resize(self.n_draft_logits(parts), 0.0);
             read_f32(&self.output, 0, logits);
         }
         if with_logits {
@@ -318,6 +318,11 @@ impl<B: Backend> Windows<B> {
             self.routes.clear();
         }
         Ok(())
+    }
+
+    /// Tokens that the draft layer chooses among.
+    fn n_draft_logits(&self, parts: &WindowParts<'_, B>) -> usize {
+        parts.forward.resident.draft_head.map_or(self.sizes.n_vocab, |own| own.n_tokens as usize)
     }
 
     fn attempt_draft(
@@ -343,9 +348,10 @@ impl<B: Backend> Windows<B> {
         let output = self.output.range().start;
         let ids = layout.layer_ids(parts.forward.shape, parts.forward.shape.n_layer, u32::try_from(n_rows).expect("a window is short"));
         self.copy(output.offset(layout.logits.bytes), self.at(ids.offset), ids.bytes, Direction::ToHost, stream)?;
-        let _head = witness.head(stream)?;
+        // Only a head that may be on its way is waited for.
+        let _head = if parts.forward.resident.draft_head.is_none() { Some(witness.head(stream)?) } else { None };
         self.captured.run(WindowPart::DraftHead, &witness, stream, eager)?;
-        self.copy(output, self.at(layout.logits.offset), Bytes::from(self.sizes.n_vocab * 4), Direction::ToHost, stream)?;
+        self.copy(output, self.at(layout.logits.offset), Bytes::from(self.n_draft_logits(parts) * 4), Direction::ToHost, stream)?;
         Ok(self.backend.synchronise(stream)?)
     }
 

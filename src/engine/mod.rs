@@ -88,6 +88,8 @@ pub struct Engine<B: Backend> {
     timelines: Timelines,
     recurrent: Recurrent<B>,
     drafter: Drafter,
+    /// Tokens that the draft layer chooses among, where it has a head of its own.
+    draft_vocab: Option<Vec<TokenId>>,
     /// Where the recurrent state is to be copied out while this request's prompt is read.
     checkpoints: Vec<Checkpoint>,
     prefix_cache: PrefixCache<B>,
@@ -97,6 +99,7 @@ pub struct Engine<B: Backend> {
     // Held for their memory alone; the addresses are in `resident`.
     _dense: B::Buffer,
     _kv: B::Buffer,
+    _draft_head: Option<B::Buffer>,
 }
 
 impl<B: Backend> Engine<B> {

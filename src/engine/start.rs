@@ -15,15 +15,20 @@ use super::prefill::PromptPath;
 use super::prefix_cache::{KvRows, PrefixCache};
 use super::recurrent::Recurrent;
 use super::timelines::Timelines;
-use super::{Engine, EngineError};
+use super::{Engine, EngineError, check_tokens};
 use crate::backend::{Backend, Copy, DeviceMemory, Direction};
 use crate::experts::ram::HostRam;
 use crate::experts::{ExpertStore, Experts};
-use crate::model::forward::{Forward, ResidentAddrs};
+use crate::model::forward::{DraftHead, Forward, ResidentAddrs};
 use crate::model::layout::WindowLayout;
 use crate::model::{Model, ModelWeights};
+use crate::phase::plan::draft_vocab;
 use crate::settings::EngineSettings;
-use crate::units::Bytes;
+use crate::units::{Bytes, TokenId};
+
+/// Slots that the draft layer's experts have at least, for each that a token uses: guesses follow one another, and the text must not
+/// drive them all out between two.
+const DRAFT_SLOTS_PER_USED: u32 = 2;
 
 impl<B: Backend> Engine<B> {
     /// Plans, allocates and loads. `on_progress` is told bytes loaded, of all.
@@ -59,11 +64,23 @@ impl<B: Backend> Engine<B> {
         let mut costs = Costs::new(backend.capabilities().copy_engines > 0, Prior::of(&model.shape, weights));
         let dense = load_dense(&*backend, &store, weights, &compute, &mut costs, on_progress)?;
         let kv = backend.malloc(plan.kv_bytes, "KV cache")?;
+        let draft_head = match draft_vocab(&model.shape, settings) {
+            Some(tokens) => check_tokens(tokens, model.shape.n_vocab).map(|()| Some(tokens))?,
+            None => None,
+        };
+        let draft_head = match draft_head {
+            Some(tokens) => Some((load_draft_head(&*backend, &store, weights, tokens, &compute)?, tokens.to_vec())),
+            None => None,
+        };
         let recurrent = Recurrent::new(Rc::clone(&backend), &model.shape)?;
         let resident = ResidentAddrs {
             dense: dense.range().start,
             kv: kv.range().start,
             state: recurrent.addr(),
+            draft_head: draft_head.as_ref().map(|(buffer, tokens)| DraftHead {
+                addr: buffer.range().start,
+                n_tokens: u32::try_from(tokens.len()).expect("tokens are 32-bit numbers"),
+            }),
             n_ctx: plan.ctx_tokens,
             kv_format: plan.kv_format,
         };
@@ -76,6 +93,9 @@ impl<B: Backend> Engine<B> {
         let prompt_path = PromptPath::new(Rc::clone(&backend), &model.shape, plan.block.max(plan.wide_rows))?;
         let table = Windows::<B>::table_range(&window_buffer, &layout);
         let mut experts = Experts::new(Rc::clone(&backend), store, weights, plan.slots, table)?;
+        if model.shape.has_draft_layer {
+            experts.keep_at_least(model.shape.n_layer, DRAFT_SLOTS_PER_USED * model.shape.n_expert_used);
+        }
         let learned = settings.expert_profile.as_deref().map(|path| Learned::load(path, &model, &mut experts, &mut notices));
         experts.fill(scheduler.slot_range())?;
         experts.publish_arrivals(&compute, true, scheduler.slot_range())?;
@@ -116,6 +136,8 @@ impl<B: Backend> Engine<B> {
             spilled: Bytes::ZERO,
             _dense: dense,
             _kv: kv,
+            draft_vocab: draft_head.as_ref().map(|(_, tokens)| tokens.clone()),
+            _draft_head: draft_head.map(|(buffer, _)| buffer),
             model,
         };
         engine.remember_free_memory();
@@ -124,6 +146,28 @@ impl<B: Backend> Engine<B> {
         }
         Ok(engine)
     }
+}
+
+/// Copies the output head's rows for `tokens`, ascending, neighbours in one piece.
+fn load_draft_head<B: Backend>(
+    backend: &B,
+    store: &ExpertStore<B>,
+    weights: &ModelWeights,
+    tokens: &[TokenId],
+    stream: &B::Stream,
+) -> Result<B::Buffer, EngineError> {
+    let row_bytes = weights.head_row_bytes();
+    let buffer = backend.malloc(weights.draft_head_bytes(tokens.len()), "draft head")?;
+    let mut row = 0;
+    for run in tokens.chunk_by(|left, right| left + 1 == *right) {
+        let offset = Bytes(weights.head.offset) + row_bytes * u64::from(run[0]);
+        let src = store.file_addr(weights.head.file_index, offset);
+        let dst = buffer.range().start.offset(row_bytes * row);
+        backend.copy(stream, Copy { dst, src, bytes: row_bytes * run.len() as u64, direction: Direction::ToDevice })?;
+        row += run.len() as u64;
+    }
+    backend.synchronise(stream)?;
+    Ok(buffer)
 }
 
 fn start_error(error: crate::model::ModelError) -> EngineError {

@@ -31,6 +31,7 @@ fn plan(kept: u64, lent: u64) -> Plan {
         exact: false,
         dense_bytes: Bytes::mib(10),
         state_bytes: Bytes::ZERO,
+        draft_head_bytes: Bytes::ZERO,
         kv_bytes: Bytes::mib(10),
         window_bytes: Bytes::mib(1),
         graph_bytes: Bytes::ZERO,

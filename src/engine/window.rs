@@ -114,11 +114,11 @@ impl<B: Backend> Engine<B> {
         for window in tokens.chunks(self.window_rows()) {
             self.window(window, None)?;
             self.accept(window.len())?;
-            let end = done as usize + window.len();
-            let next: Vec<TokenId> = tokens[done as usize + 1..].iter().copied().chain([last]).take(window.len()).collect();
+            let end = done + window.len();
+            let next: Vec<TokenId> = tokens[done + 1..].iter().copied().chain([last]).take(window.len()).collect();
             self.feed_draft_layer(&next)?;
-            done = end as u64;
-            if on_event(Event::Reading { done, total: tokens.len() as u64 }).is_break() {
+            done = end;
+            if on_event(Event::Reading { done: done as u64, total: tokens.len() as u64 }).is_break() {
                 return Ok(ControlFlow::Break(()));
             }
         }

@@ -128,12 +128,13 @@ impl<B: Backend> Engine<B> {
             self.draft_step(&tokens, position, from, &mut logits)?;
             // Whatever it computes, it can only guess worse.
             let Some(guess) = argmax(&logits) else { break };
+            let token = self.draft_vocab.as_ref().map_or(guess, |vocab| vocab[guess as usize]);
             if min_p > 0.0 && logprobs(&logits, guess, 0).is_none_or(|logprobs| logprobs.chosen.exp() < min_p) {
                 break;
             }
-            drafts.push(guess);
+            drafts.push(token);
             position += tokens.len();
-            (from, tokens) = (DraftFrom::Own, vec![guess]);
+            (from, tokens) = (DraftFrom::Own, vec![token]);
         }
         Ok(drafts)
     }

@@ -55,6 +55,8 @@ pub struct ExpertCache {
     recent: Vec<f32>,
     learned: Vec<f32>,
     windows_in_round: u32,
+    /// A layer whose hottest experts, so many, keep their slots whatever the others' heat.
+    floor: Option<(u32, usize)>,
 }
 
 impl ExpertCache {
@@ -80,7 +82,19 @@ impl ExpertCache {
             recent: vec![0.0; n_routed],
             learned: vec![0.0; n_routed],
             windows_in_round: 0,
+            floor: None,
         }
+    }
+
+    /// From here on the hottest `count` experts of `layer` come first when slots are filled and never make room for others.
+    pub fn keep_at_least(&mut self, layer: u32, count: u32) {
+        self.floor = Some((layer, count as usize));
+    }
+
+    /// Experts below the floor among `by_heat`, which lists experts, hottest first.
+    fn below_floor(&self, by_heat: &[usize]) -> Vec<usize> {
+        let Some((layer, count)) = self.floor else { return Vec::new() };
+        by_heat.iter().copied().filter(|&index| self.expert(index).layer == layer).take(count).collect()
     }
 
     fn index(&self, expert: ExpertId) -> usize {
@@ -182,7 +196,10 @@ impl ExpertCache {
         let mut empty: Vec<_> = self.empty_slots().into_iter().map(Vec::into_iter).collect();
         let mut n_empty: usize = empty.iter().map(ExactSizeIterator::len).sum();
         let mut picks = Vec::with_capacity(n_empty);
-        for index in self.by_heat((0..self.recent.len()).filter(|&index| self.slot_of[index].is_none()).collect()) {
+        let absent = self.by_heat((0..self.recent.len()).filter(|&index| self.slot_of[index].is_none()).collect());
+        let n_kept = self.below_floor(&self.residents()).len();
+        let first: Vec<usize> = self.below_floor(&absent).into_iter().take(self.floor.map_or(0, |(_, count)| count - n_kept)).collect();
+        for &index in first.iter().chain(absent.iter().filter(|index| !first.contains(index))) {
             if n_empty == 0 {
                 break;
             }
@@ -202,7 +219,7 @@ impl ExpertCache {
     pub fn make_room(&mut self) -> Vec<(SlotId, ExpertId)> {
         let empty = self.empty_slots();
         let absent = self.by_heat((0..self.recent.len()).filter(|&index| self.slot_of[index].is_none()).collect());
-        let residents = self.by_heat(self.slots.iter().flatten().map(|&expert| self.index(expert)).collect());
+        let residents = self.may_leave();
         let mut leaving = Vec::new();
         let heat = self.heats();
         for (class, empty) in empty.iter().enumerate() {
@@ -219,6 +236,19 @@ impl ExpertCache {
             self.withdraw(slot);
         }
         leaving
+    }
+
+    /// Residents, hottest first.
+    fn residents(&self) -> Vec<usize> {
+        self.by_heat(self.slots.iter().flatten().map(|&expert| self.index(expert)).collect())
+    }
+
+    /// Residents that may make room for others, hottest first.
+    fn may_leave(&self) -> Vec<usize> {
+        let mut residents = self.residents();
+        let kept = self.below_floor(&residents);
+        residents.retain(|index| !kept.contains(index));
+        residents
     }
 
     /// Hottest first; equals by number, spread over the layers.
@@ -273,7 +303,7 @@ impl ExpertCache {
         // Most absentees were not used lately; they need not be sorted.
         let is_candidate = |&index: &usize| self.slot_of[index].is_none() && heat(index) >= SWAP_MARGIN;
         let absent = self.by_heat((0..self.recent.len()).filter(is_candidate).collect());
-        let residents = self.by_heat(self.slots.iter().flatten().map(|&expert| self.index(expert)).collect());
+        let residents = self.may_leave();
         let mut coldest: Vec<_> =
             (0..self.n_classes).map(|class| residents.iter().rev().filter(move |&&index| self.class(index) == class)).collect();
         let mut swaps = Vec::new();

@@ -204,3 +204,29 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_layer_with_a_floor_keeps_its_hottest_experts_whatever_the_heat_of_others() {
+    let mut cache = ExpertCache::new(6, 3, 8);
+    cache.keep_at_least(2, 2);
+    let of_floor = |cache: &ExpertCache| (0..8).filter(|&expert| cache.slot_of(ExpertId { layer: 2, expert }).is_some()).count();
+    // Others are hotter, and there are more of them than slots.
+    let others: Vec<_> = (0..8).map(|expert| ExpertId { layer: 0, expert }).collect();
+    others.iter().for_each(|&expert| (0..20).for_each(|_| cache.note_use(expert)));
+    cache.refill();
+    assert_eq!(of_floor(&cache), 2);
+    let favourite = ExpertId { layer: 2, expert: 7 };
+    for _ in 0..40 {
+        others.iter().for_each(|&expert| (0..20).for_each(|_| cache.note_use(expert)));
+        (0..5).for_each(|_| cache.note_use(favourite));
+        cache.plan_swaps();
+        assert!(of_floor(&cache) >= 2);
+    }
+    // A loan takes them like any other, and they come first again.
+    for slot in (0..6).map(SlotId) {
+        cache.withdraw(slot);
+    }
+    cache.refill();
+    assert_eq!(of_floor(&cache), 2);
+    assert!(cache.slot_of(favourite).is_some(), "the hottest of the layer are among them");
+}

@@ -137,6 +137,11 @@ impl<B: Backend> Experts<B> {
         &self.cache
     }
 
+    /// As [`ExpertCache::keep_at_least`].
+    pub fn keep_at_least(&mut self, layer: u32, count: u32) {
+        self.cache.keep_at_least(layer, count);
+    }
+
     /// Takes over what an earlier start has learned; see [`ExpertCache::set_learned`].
     pub fn set_learned(&mut self, uses: &[f32]) {
         self.cache.set_learned(uses);

@@ -413,6 +413,18 @@ impl ModelWeights {
         self.experts.iter().flat_map(LayerExperts::parts).map(|part| experts_of(part, n_expert)).sum()
     }
 
+    /// Bytes of the output head's rows for `n_tokens` tokens, rounded up to the device's alignment.
+    #[must_use]
+    pub fn draft_head_bytes(&self, n_tokens: usize) -> Bytes {
+        (self.head_row_bytes() * n_tokens as u64).align_up(DEVICE_ALIGN)
+    }
+
+    /// Bytes of one row of the output head.
+    #[must_use]
+    pub fn head_row_bytes(&self) -> Bytes {
+        Bytes(self.head.bytes.0 / u64::from(self.head.rows.max(1)))
+    }
+
     /// Bytes of the key/value caches of all layers for `n_ctx` tokens.
     #[must_use]
     pub fn kv_bytes(shape: &ModelShape, format: KvFormat, n_ctx: u32) -> Bytes {

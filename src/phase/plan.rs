@@ -38,8 +38,8 @@ use crate::model::layout::{PromptLayout, PromptRoom, PromptSize, StateLayout, Wi
 use crate::model::weights::DEVICE_ALIGN;
 use crate::model::{ModelShape, ModelWeights};
 use crate::phase::prompt_sizes::{SizeLimits, largest_fitting};
-use crate::settings::{Activations, CacheSizing, EngineSettings, ExpertCache, HeadAliasMode, KvType};
-use crate::units::Bytes;
+use crate::settings::{Activations, CacheSizing, EngineSettings, ExpertCache, HeadAliasMode, KvType, SpecSetting, TokenSource};
+use crate::units::{Bytes, TokenId};
 
 /// Rows of the largest window where the budget allows it.
 pub const WINDOW_ROWS: u32 = WINDOW_ROWS_MAX;
@@ -158,6 +158,8 @@ pub struct Plan {
     pub kv_bytes: Bytes,
     /// Recurrent state of all delta nets.
     pub state_bytes: Bytes,
+    /// The draft layer's own output head; none where it uses the model's.
+    pub draft_head_bytes: Bytes,
     /// Buffers of the decode path.
     pub window_bytes: Bytes,
     /// Captured windows.
@@ -204,6 +206,15 @@ pub struct Plan {
     pub slab: SlabPlan,
 }
 
+/// The tokens that the draft layer chooses among by a head of its own; `None` where it chooses among all, or there is none.
+#[must_use]
+pub fn draft_vocab<'s>(shape: &ModelShape, settings: &'s EngineSettings) -> Option<&'s [TokenId]> {
+    match &settings.drafts.vocab {
+        Some(TokenSource::List(tokens)) if shape.has_draft_layer && settings.drafts.uses_mtp() => Some(tokens),
+        _ => None,
+    }
+}
+
 /// Names and shares of a phase while they are collected.
 type PlanOwners = Vec<(&'static str, Bytes)>;
 
@@ -211,6 +222,7 @@ type PlanOwners = Vec<(&'static str, Bytes)>;
 struct Resident {
     kv: Bytes,
     state: Bytes,
+    draft_head: Bytes,
     window: Bytes,
     graphs: Bytes,
     head: Bytes,
@@ -308,7 +320,14 @@ impl Plan {
     /// All that is neither slots nor prompt buffers, the head included.
     #[must_use]
     pub fn resident_bytes(&self) -> Bytes {
-        self.dense_bytes + self.kv_bytes + self.state_bytes + self.window_bytes + self.graph_bytes + self.wide_bytes + self.head_bytes
+        self.dense_bytes
+            + self.kv_bytes
+            + self.state_bytes
+            + self.draft_head_bytes
+            + self.window_bytes
+            + self.graph_bytes
+            + self.wide_bytes
+            + self.head_bytes
     }
 
     /// Memory for prompt buffers while the head is kept.
@@ -409,6 +428,7 @@ impl Planner<'_> {
             dense_bytes: self.weights.dense_bytes,
             kv_bytes: resident.kv,
             state_bytes: resident.state,
+            draft_head_bytes: resident.draft_head,
             window_bytes: resident.window,
             graph_bytes: resident.graphs,
             wide_rows,
@@ -473,21 +493,26 @@ impl Planner<'_> {
         vec![("output head", head), ("kept slots", slots_total - lent), ("prompt buffers", needed), ("lent, not needed", lent - needed)]
     }
 
-    /// Rows of the largest window that costs, beyond a window of one row, at most its share of what that one leaves.
+    /// Rows of the largest window that costs, beyond a window of one row, at most its share of what that one leaves. Drafts that were asked
+    /// for by number have their rows.
     fn window_rows_worth(&self, ctx_tokens: u32) -> u32 {
+        let asked = match (self.settings.drafts.drafts_max(), self.settings.drafts.most) {
+            (0, _) | (_, SpecSetting::Auto) => 1,
+            (_, SpecSetting::Drafts(drafts)) => 1 + drafts.min(WINDOW_ROWS - 1),
+        };
         let fixed = |n_rows| {
             let resident = self.resident(ctx_tokens, n_rows);
             resident.total_without_head + resident.head
         };
         let one = fixed(1);
         let share = Bytes(self.limit.saturating_sub(self.reserve()).saturating_sub(one).0 / WINDOW_SHARE);
-        largest_fitting(WINDOW_ROWS, |n_rows| fixed(n_rows) <= one + share)
+        largest_fitting(WINDOW_ROWS, |n_rows| fixed(n_rows) <= one + share).max(asked)
     }
 
     /// Buffers of windows of up to `n_rows` rows, and the graphs of all of them.
     fn window_bytes(&self, n_rows: u32) -> (Bytes, Bytes) {
         let window = WindowLayout::new(self.shape, self.weights, self.exact, n_rows);
-        let nowhere = ResidentAddrs { dense: Addr(0), kv: Addr(0), state: Addr(0), n_ctx: 1, kv_format: self.kv_format };
+        let nowhere = ResidentAddrs { dense: Addr(0), kv: Addr(0), state: Addr(0), draft_head: None, n_ctx: 1, kv_format: self.kv_format };
         let forward = Forward { shape: self.shape, weights: self.weights, resident: nowhere, exact: self.exact };
         let base = Addr(0);
         // A window has the same operations whatever its rows.
@@ -509,6 +534,7 @@ impl Planner<'_> {
             ("dense weights", self.weights.dense_bytes),
             ("KV cache", resident.kv),
             ("recurrent state", resident.state),
+            ("draft head", resident.draft_head),
             ("decode buffers", resident.window),
             ("captured graphs", resident.graphs),
         ]
@@ -519,8 +545,9 @@ impl Planner<'_> {
         let kv = ModelWeights::kv_bytes(self.shape, self.kv_format, ctx_tokens);
         let head = self.weights.head.bytes.align_up(DEVICE_ALIGN);
         let state = StateLayout::new(self.shape).bytes();
-        let total_without_head = self.weights.dense_bytes + kv + state + window + graphs;
-        Resident { kv, state, window, graphs, head, total_without_head }
+        let draft_head = self.weights.draft_head_bytes(draft_vocab(self.shape, self.settings).map_or(0, <[_]>::len));
+        let total_without_head = self.weights.dense_bytes + kv + state + draft_head + window + graphs;
+        Resident { kv, state, draft_head, window, graphs, head, total_without_head }
     }
 
     /// Rows and bytes of the wide window that `room` for slots affords.

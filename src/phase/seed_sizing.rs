@@ -88,6 +88,7 @@ impl Planner<'_> {
             dense_bytes: self.weights.dense_bytes,
             kv_bytes: resident.kv,
             state_bytes: resident.state,
+            draft_head_bytes: resident.draft_head,
             window_bytes: resident.window,
             graph_bytes: resident.graphs,
             window_rows,

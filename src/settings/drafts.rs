@@ -46,6 +46,8 @@ pub struct DraftSettings {
     /// The tokens among which the draft layer chooses; `None`: all. A file until the model is known; an engine gets a list, ascending,
     /// each token once, at least one.
     pub vocab: Option<TokenSource>,
+    /// For showing and measuring: every window has as many drafts as it may, whether or not they pay.
+    pub always: bool,
     /// For measuring: each draft is taken with this probability, whatever the model says, by a draw of seed and position. The text means
     /// nothing then.
     pub force_acceptance: Option<f64>,

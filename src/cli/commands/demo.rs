@@ -19,7 +19,7 @@ use crate::engine::{Engine, Finish, Outcome, Request};
 use crate::gguf::GgufFile;
 use crate::model::{Model, ModelError};
 use crate::phase::Plan;
-use crate::settings::{AliasThreshold, ContextSetting, DraftSettings, EngineSettings};
+use crate::settings::{AliasThreshold, ContextSetting, DraftSettings, EngineSettings, SpecSetting};
 use crate::tokenizer::Specials;
 use crate::units::Bytes;
 
@@ -32,7 +32,9 @@ const TOKENS_WRITTEN: usize = 100;
 /// A seed whose text stays in the voice of what was read.
 const SEED: u64 = 2;
 /// Simulated VRAM: dense weights, KV cache, recurrent state and head take most of it; a third of the experts gets a slot.
-const VRAM: Bytes = Bytes::mib(16);
+const VRAM: Bytes = Bytes::mib(17);
+/// Drafts of every window, to show them. On a processor, where a window of a small model takes as long as it has rows, they do not pay.
+const DRAFTS: SpecSetting = SpecSetting::Drafts(1);
 /// Context: the text, what is written, and some room.
 const CTX_TOKENS: u32 = 2048;
 
@@ -132,7 +134,12 @@ fn demo_settings(engine: &EngineSettings, config: &Config) -> EngineSettings {
         alias_min_tokens: AliasThreshold::Tokens(0),
         deterministic: true,
         expert_profile: None,
-        drafts: DraftSettings { vocab: None, ..engine.drafts.clone() },
+        drafts: DraftSettings {
+            vocab: None,
+            most: if said("spec") { engine.drafts.most } else { DRAFTS },
+            always: true,
+            ..engine.drafts.clone()
+        },
         ..engine.clone()
     }
 }

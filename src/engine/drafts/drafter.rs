@@ -37,6 +37,8 @@ pub struct Drafter {
     uses_mtp: bool,
     uses_lookup: bool,
     drafts_max: usize,
+    /// Drafts are made whether or not they pay.
+    always: bool,
     lookup: Lookup,
     /// What the lookup proposes for the window that was planned, and in which class of matches.
     proposal: Vec<TokenId>,
@@ -61,6 +63,7 @@ impl Drafter {
             uses_mtp: settings.uses_mtp() && has_draft_layer,
             uses_lookup: settings.uses_lookup(),
             drafts_max: settings.drafts_max(),
+            always: settings.always,
             lookup: Lookup::new(),
             proposal: Vec::new(),
             match_class: 0,
@@ -92,7 +95,8 @@ impl Drafter {
     pub fn plan(&mut self, sequence: &[TokenId], chosen: &[TokenId], room: usize, costs: DraftCosts<'_>) -> Option<Drafting> {
         self.planned = None;
         self.proposal.clear();
-        let most = self.drafts_max.min(room).min(self.deepest + 1);
+        let most = self.drafts_max.min(room);
+        let most = if self.always { most } else { most.min(self.deepest + 1) };
         if self.uses_lookup {
             self.lookup.sync(sequence, chosen);
             // All of it, whatever the room: it is judged by what is chosen anyway.
@@ -100,9 +104,16 @@ impl Drafter {
             self.match_class = MATCH_CLASSES.iter().rposition(|&(least, _)| match_tokens >= least).unwrap_or(0);
         }
         if most > 0 {
-            self.planned = self.choose(most, costs);
+            self.planned = if self.always { self.whatever_it_costs(most) } else { self.choose(most, costs) };
         }
         self.planned
+    }
+
+    /// As many drafts as there is room for, of the draft layer where it may be asked.
+    fn whatever_it_costs(&self, most: usize) -> Option<Drafting> {
+        let source = if self.uses_mtp { DraftSource::Mtp } else { DraftSource::Lookup };
+        let has_any = source == DraftSource::Mtp || !self.proposal.is_empty();
+        has_any.then_some(Drafting { source, depth: most, is_probe: false })
     }
 
     fn choose(&mut self, most: usize, costs: DraftCosts<'_>) -> Option<Drafting> {

@@ -6,7 +6,7 @@
 
 use super::{BlockRows, ChunkRows, Forward, Projector, Rows};
 use crate::backend::Addr;
-use crate::backend::op::{Op, Path};
+use crate::backend::op::{Matrix, Op, Path};
 use crate::model::layout::{Part, PromptBases, PromptLayout, WindowLayout};
 use crate::model::weights::{DraftDense, MixerDense};
 use crate::units::Bytes;
@@ -83,13 +83,17 @@ impl Forward<'_> {
         ops
     }
 
-    /// Logits of the draft layer's last row.
+    /// Logits of the draft layer's last row: by its own head where it has one, else by the model's at `head`.
     #[must_use]
     pub fn draft_head(&self, base: Addr, layout: &WindowLayout, head: Addr) -> Vec<Op> {
         let mut ops = Vec::new();
         let at = |part: Part| base.offset(part.offset);
         let mut projector = Projector::new(at(layout.draft.own), at(layout.mixer.quantised), 1, Path::Window, self.exact);
-        projector.project(&mut ops, self.head_matrix(head), at(layout.logits), false);
+        let matrix = match self.resident.draft_head {
+            Some(own) => Matrix { rows: own.n_tokens, ..self.head_matrix(own.addr) },
+            None => self.head_matrix(head),
+        };
+        projector.project(&mut ops, matrix, at(layout.logits), false);
         ops
     }
 }

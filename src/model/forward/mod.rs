@@ -30,6 +30,8 @@ pub struct ResidentAddrs {
     pub kv: Addr,
     /// Start of the recurrent state, as [`StateLayout`](crate::model::layout::StateLayout) cuts it.
     pub state: Addr,
+    /// The draft layer's own output head, where it has one.
+    pub draft_head: Option<DraftHead>,
     /// Tokens the caches hold.
     pub n_ctx: u32,
     /// Element type of the caches.
@@ -80,6 +82,15 @@ enum DeltaRows {
     Window { raw: Addr, beta: Addr, decay: Addr },
     /// Rows of a layer without a delta net.
     None,
+}
+
+/// Rows of the output head for the tokens that the draft layer chooses among.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DraftHead {
+    /// Where they lie.
+    pub addr: Addr,
+    /// How many.
+    pub n_tokens: u32,
 }
 
 /// Describes the model's computation in terms of addresses.
