@@ -14,6 +14,8 @@
 mod plan_search;
 #[path = "prompt_memory.rs"]
 mod prompt_memory;
+#[path = "resident_plan.rs"]
+mod resident_plan;
 #[path = "seed_sizing.rs"]
 mod seed_sizing;
 #[path = "slab_plan.rs"]
@@ -26,25 +28,21 @@ use serde::Serialize;
 pub use super::plan_error::{PlanError, WayOut};
 pub use prompt_memory::lendable_slots;
 use prompt_memory::{PromptChoice, slots_lent_at_most};
+pub use resident_plan::draft_vocab;
 pub use slab_plan::SlabPlan;
 pub(crate) use slab_plan::slot_terms;
 
-use crate::backend::op::{KvFormat, Op};
-use crate::backend::{Addr, WINDOW_ROWS_MAX};
+use crate::backend::WINDOW_ROWS_MAX;
+use crate::backend::op::KvFormat;
 use crate::experts::SlotTable;
-use crate::model::forward::draft::DraftFrom;
-use crate::model::forward::{Forward, ResidentAddrs};
-use crate::model::layout::{PromptLayout, PromptRoom, PromptSize, StateLayout, WindowLayout};
-use crate::model::weights::DEVICE_ALIGN;
+use crate::model::layout::{PromptLayout, PromptRoom, PromptSize};
 use crate::model::{ModelShape, ModelWeights};
-use crate::phase::prompt_sizes::{SizeLimits, largest_fitting};
-use crate::settings::{Activations, CacheSizing, EngineSettings, ExpertCache, HeadAliasMode, KvType, SpecSetting, TokenSource};
-use crate::units::{Bytes, TokenId};
+use crate::phase::prompt_sizes::SizeLimits;
+use crate::settings::{Activations, CacheSizing, EngineSettings, ExpertCache, HeadAliasMode, KvType};
+use crate::units::Bytes;
 
 /// Rows of the largest window where the budget allows it.
 pub const WINDOW_ROWS: u32 = WINDOW_ROWS_MAX;
-/// Windows have as many rows as cost, beyond one row, at most this fraction of what is left for slots and prompt buffers.
-const WINDOW_SHARE: u64 = 64;
 /// A loan that affords fewer tokens than this is not worth lending for: the prompt buffers are then owned.
 const LOAN_CHUNK_MIN: u32 = 32;
 /// Chunk that a context must leave room for to be chosen unasked, or a sixteenth of the model's own context.
@@ -57,10 +55,6 @@ const RESERVE_MAX: Bytes = Bytes::mib(256);
 const CONTEXT_LADDER_END: u32 = 8192;
 /// Contexts below this are no advice.
 const CONTEXT_ADVISED_MIN: u32 = 128;
-/// Rows of a wide window, the first that costs no more than its share of what is there for slots.
-const WIDE_ROWS: [u32; 4] = [128, 64, 32, 16];
-/// One part in so many of the room for slots may go to the wide window.
-const WIDE_SHARE: u64 = 64;
 /// Share of the slots that a loan takes at most, in percent.
 const LENT_SHARE_PERCENT: u64 = 90;
 
@@ -206,28 +200,8 @@ pub struct Plan {
     pub slab: SlabPlan,
 }
 
-/// The tokens that the draft layer chooses among by a head of its own; `None` where it chooses among all, or there is none.
-#[must_use]
-pub fn draft_vocab<'s>(shape: &ModelShape, settings: &'s EngineSettings) -> Option<&'s [TokenId]> {
-    match &settings.drafts.vocab {
-        Some(TokenSource::List(tokens)) if shape.has_draft_layer && settings.drafts.uses_mtp() => Some(tokens),
-        _ => None,
-    }
-}
-
 /// Names and shares of a phase while they are collected.
 type PlanOwners = Vec<(&'static str, Bytes)>;
-
-/// The model's part of the sum, for one context length.
-struct Resident {
-    kv: Bytes,
-    state: Bytes,
-    draft_head: Bytes,
-    window: Bytes,
-    graphs: Bytes,
-    head: Bytes,
-    total_without_head: Bytes,
-}
 
 /// All that goes into the sum, with the fixed questions answered.
 #[derive(Clone, Copy)]
@@ -417,27 +391,9 @@ impl Planner<'_> {
         let mut prefill = common;
         prefill.extend(self.prefill_owners(&prompt, kept_size, alias_size, resident.head, alias_room));
         let plan = Plan {
-            limit_bytes: self.limit,
-            limit_decided_by: self.limit_decided_by,
-            reserve_bytes: self.reserve(),
-            budget_bytes: budget,
-            ctx_tokens,
-            kv_format: self.kv_format,
-            longer_context: None,
-            exact: self.exact,
-            dense_bytes: self.weights.dense_bytes,
-            kv_bytes: resident.kv,
-            state_bytes: resident.state,
-            draft_head_bytes: resident.draft_head,
-            window_bytes: resident.window,
-            graph_bytes: resident.graphs,
             wide_rows,
             wide_bytes,
-            window_rows,
-            head_bytes: resident.head,
             slots,
-            slot_bytes: table.largest(),
-            slot_table: Arc::clone(table),
             prompt_memory: prompt.memory,
             spill_room,
             kept_head_chunk: prompt.kept_head_chunk,
@@ -455,6 +411,7 @@ impl Planner<'_> {
             },
             prompt_decided_by: prompt.decided_by,
             slab: SlabPlan { mode: self.settings.head_alias_mode, ..SlabPlan::default() },
+            ..self.base(&resident, ctx_tokens, window_rows, budget)
         };
         Ok(self.with_pieces(plan))
     }
@@ -491,75 +448,6 @@ impl Planner<'_> {
         let needed = kept_size.map_or(Bytes::ZERO, |size| self.size_bytes(size));
         let lent = lent_slots(needed);
         vec![("output head", head), ("kept slots", slots_total - lent), ("prompt buffers", needed), ("lent, not needed", lent - needed)]
-    }
-
-    /// Rows of the largest window that costs, beyond a window of one row, at most its share of what that one leaves. Drafts that were asked
-    /// for by number have their rows.
-    fn window_rows_worth(&self, ctx_tokens: u32) -> u32 {
-        let asked = match (self.settings.drafts.drafts_max(), self.settings.drafts.most) {
-            (0, _) | (_, SpecSetting::Auto) => 1,
-            (_, SpecSetting::Drafts(drafts)) => 1 + drafts.min(WINDOW_ROWS - 1),
-        };
-        let fixed = |n_rows| {
-            let resident = self.resident(ctx_tokens, n_rows);
-            resident.total_without_head + resident.head
-        };
-        let one = fixed(1);
-        let share = Bytes(self.limit.saturating_sub(self.reserve()).saturating_sub(one).0 / WINDOW_SHARE);
-        largest_fitting(WINDOW_ROWS, |n_rows| fixed(n_rows) <= one + share).max(asked)
-    }
-
-    /// Buffers of windows of up to `n_rows` rows, and the graphs of all of them.
-    fn window_bytes(&self, n_rows: u32) -> (Bytes, Bytes) {
-        let window = WindowLayout::new(self.shape, self.weights, self.exact, n_rows);
-        let nowhere = ResidentAddrs { dense: Addr(0), kv: Addr(0), state: Addr(0), draft_head: None, n_ctx: 1, kv_format: self.kv_format };
-        let forward = Forward { shape: self.shape, weights: self.weights, resident: nowhere, exact: self.exact };
-        let base = Addr(0);
-        // A window has the same operations whatever its rows.
-        let of_each_size = [
-            forward.window_trunk(base, &window, 1),
-            forward.window_head(base, &window, 1, Addr(0)),
-            forward.window_commit(base, &window, 1),
-            forward.draft_trunk(base, &window, 1, DraftFrom::Window),
-        ];
-        let once = [forward.draft_trunk(base, &window, 1, DraftFrom::Own), forward.draft_head(base, &window, Addr(0))];
-        let nodes = |lists: &[Vec<Op>]| lists.iter().map(Vec::len).sum::<usize>() as u64;
-        let nodes = nodes(&of_each_size) * u64::from(n_rows) + if self.shape.has_draft_layer { nodes(&once) } else { 0 };
-        (window.bytes, self.device.graph_node_bytes * nodes)
-    }
-
-    /// Owners that are there in both phases.
-    fn resident_owners(&self, resident: &Resident) -> PlanOwners {
-        vec![
-            ("dense weights", self.weights.dense_bytes),
-            ("KV cache", resident.kv),
-            ("recurrent state", resident.state),
-            ("draft head", resident.draft_head),
-            ("decode buffers", resident.window),
-            ("captured graphs", resident.graphs),
-        ]
-    }
-
-    fn resident(&self, ctx_tokens: u32, window_rows: u32) -> Resident {
-        let (window, graphs) = self.window_bytes(window_rows);
-        let kv = ModelWeights::kv_bytes(self.shape, self.kv_format, ctx_tokens);
-        let head = self.weights.head.bytes.align_up(DEVICE_ALIGN);
-        let state = StateLayout::new(self.shape).bytes();
-        let draft_head = self.weights.draft_head_bytes(draft_vocab(self.shape, self.settings).map_or(0, <[_]>::len));
-        let total_without_head = self.weights.dense_bytes + kv + state + draft_head + window + graphs;
-        Resident { kv, state, draft_head, window, graphs, head, total_without_head }
-    }
-
-    /// Rows and bytes of the wide window that `room` for slots affords.
-    fn wide_window(&self, room: Bytes, ctx_tokens: u32) -> (u32, Bytes) {
-        let bytes = |rows| self.size_bytes(PromptSize { ring_slots: 0, ..PromptSize::chunk(rows) });
-        let affordable = Bytes(room.0 / WIDE_SHARE);
-        WIDE_ROWS
-            .into_iter()
-            .filter(|&rows| rows <= ctx_tokens)
-            .map(|rows| (rows, bytes(rows)))
-            .find(|&(_, bytes)| bytes <= affordable)
-            .unwrap_or((0, Bytes::ZERO))
     }
 
     fn slots(&self, room: Bytes) -> Result<(u32, &'static str), Shortage> {

@@ -9,10 +9,8 @@
 //! Prompts are read with the head lent, whatever their length. Spare and ladder are the document's constants: a device on which no chunk
 //! of the ladder fits is refused, and `--cache-sizing exact` does better there.
 
-use std::sync::Arc;
-
 use super::slab_plan::SlabPlan;
-use super::{PhaseBytes, Plan, Planner, PromptMemory, Shortage};
+use super::{PhaseBytes, Plan, Planner, Shortage};
 use crate::model::layout::{PromptLayout, PromptRoom, PromptSize};
 use crate::settings::{CacheSizing, ChunkSetting, HeadAliasMode};
 use crate::units::Bytes;
@@ -77,31 +75,8 @@ impl Planner<'_> {
             }
         });
         let plan = Plan {
-            limit_bytes: self.limit,
-            limit_decided_by: self.limit_decided_by,
-            reserve_bytes: self.reserve(),
-            budget_bytes: budget,
-            ctx_tokens,
-            kv_format: self.kv_format,
-            longer_context: None,
-            exact: self.exact,
-            dense_bytes: self.weights.dense_bytes,
-            kv_bytes: resident.kv,
-            state_bytes: resident.state,
-            draft_head_bytes: resident.draft_head,
-            window_bytes: resident.window,
-            graph_bytes: resident.graphs,
-            window_rows,
-            wide_rows: 0,
-            wide_bytes: Bytes::ZERO,
-            head_bytes: resident.head,
             slots,
-            slot_bytes: self.table.largest(),
-            slot_table: Arc::clone(self.table),
-            prompt_memory: PromptMemory::None,
             spill_room: room.spill,
-            kept_head_chunk: 0,
-            kept_head_block: 0,
             alias_chunk: chunk,
             alias_block: chunk,
             chunk,
@@ -111,6 +86,7 @@ impl Planner<'_> {
             slots_decided_by: decided_by,
             prompt_decided_by: "the founding document's sizing: prompts are read with the head lent",
             slab: SlabPlan { mode: self.settings.head_alias_mode, sizing: CacheSizing::Seed, ..SlabPlan::default() },
+            ..self.base(&resident, ctx_tokens, window_rows, budget)
         };
         Ok(self.with_pieces(plan))
     }

@@ -15,19 +15,18 @@
 //! A recurrent state goes with the rows, layer by layer: it stands at the block's end afterwards, and may be copied out on the way, at a
 //! chunk's border.
 
+mod experts;
 mod probe;
 mod ring;
 mod routes;
 
-use std::collections::VecDeque;
 use std::ops::{ControlFlow, Range};
 use std::rc::Rc;
 
-use crate::backend::op::{Op, PromptExpert};
 use crate::backend::{Addr, AddrRange, Backend, Copy, DeviceMemory, Direction, PinnedMemory};
 use crate::engine::EngineError;
 use crate::engine::costs::BlockSample;
-use crate::engine::decode::{read_f32, read_u32};
+use crate::engine::decode::read_f32;
 use crate::engine::embedding::Embedding;
 use crate::experts::Experts;
 use crate::model::ModelShape;
@@ -35,11 +34,10 @@ use crate::model::forward::{BlockRows, ChunkRows, Forward, HeadInput};
 use crate::model::layout::{Part, PromptBases, PromptLayout, StateLayout};
 use crate::model::shape::Mixer;
 use crate::phase::{HeadRef, Scheduler};
-use crate::units::{Bytes, ExpertId, TokenId};
+use crate::units::{Bytes, TokenId};
 use probe::Probe;
 pub use probe::keys_seen;
-use ring::{Group, Ring};
-use routes::RoutedRows;
+use ring::Ring;
 
 /// Rows of embeddings that are staged at once.
 const STAGED_ROWS: usize = 256;
@@ -397,144 +395,6 @@ impl<'a, B: Backend> BlockReader<'a, B> {
         let dst = target.range().start.offset(offset);
         let src = self.bases.addr(part);
         Ok(self.path.backend.copy(self.compute, Copy { dst, src, bytes: part.bytes, direction: Direction::ToHost })?)
-    }
-
-    /// Brings the routes of the block to the host: it decides which experts cross the link.
-    fn download_routes(&self, n_rows: u32) -> Result<RoutedRows, EngineError> {
-        let shape = self.forward.shape;
-        let n_routes = n_rows as usize * shape.n_expert_used as usize;
-        let route_bytes = Bytes::from(n_routes * 4);
-        let pinned = &self.path.routes;
-        self.download(Part { bytes: route_bytes, ..self.layout.ids }, pinned, Bytes::ZERO)?;
-        self.download(Part { bytes: route_bytes, ..self.layout.weights }, pinned, route_bytes)?;
-        self.path.backend.synchronise(self.compute)?;
-        let (mut ids, mut weights) = (vec![0u32; n_routes], vec![0f32; n_routes]);
-        read_u32(pinned, 0, &mut ids);
-        read_f32(pinned, route_bytes.as_usize(), &mut weights);
-        Ok(RoutedRows::sort(&ids, &weights, shape.n_expert_used as usize, shape.n_expert as usize))
-    }
-
-    /// Sends the sorted row lists. The pinned memory is free again: the routes in it were read after a synchronisation.
-    fn upload_routes(&self, routed: &RoutedRows) -> Result<(), EngineError> {
-        let rows: Vec<u8> = routed.rows.iter().flat_map(|row| row.to_le_bytes()).collect();
-        let weights: Vec<u8> = routed.weights.iter().flat_map(|weight| weight.to_le_bytes()).collect();
-        let pinned = &self.path.routes;
-        pinned.write(0, &rows);
-        pinned.write(rows.len(), &weights);
-        self.upload(self.layout.expert_rows, 0, pinned, 0, rows.len())?;
-        self.upload(self.layout.expert_row_weights, 0, pinned, rows.len(), weights.len())
-    }
-
-    /// The expert half of a layer: groups of experts in ascending order, so that the sums are the same whatever is resident.
-    fn run_experts(
-        &mut self,
-        layer: u32,
-        n_rows: u32,
-        routed: &RoutedRows,
-        more_follow: bool,
-        scheduler: &Scheduler<B>,
-        experts: &mut Experts<B>,
-    ) -> Result<(), EngineError> {
-        if self.layout.ring_slots == 0 {
-            return self.run_experts_in_place(layer, n_rows, routed, scheduler, experts);
-        }
-        let last_ahead = self.path.ring.last_ahead();
-        let is_absent = |expert: u32| experts.resident(ExpertId { layer, expert }, scheduler.slot_range()).is_none();
-        let mut wanted: VecDeque<u32> = routed.experts.iter().map(|&(expert, ..)| expert).filter(|&expert| is_absent(expert)).collect();
-        wanted.retain(|&expert| last_ahead.is_none_or(|last| expert > last));
-        self.path.ring.fill_ahead(layer, &mut wanted, experts)?;
-        let mut group = Vec::new();
-        let mut open: Option<Group> = None;
-        for &(expert, first, count) in &routed.experts {
-            let id = ExpertId { layer, expert };
-            experts.note_prompt(id);
-            let weights = match experts.resident(id, scheduler.slot_range()) {
-                Some(weights) => weights,
-                None => loop {
-                    let arriving = match open.as_mut() {
-                        Some(arriving) => arriving,
-                        None => open.insert(self.path.ring.next_group(self.compute)?.expect("every absent expert was sent for")),
-                    };
-                    match arriving.experts.pop_front() {
-                        Some((arrived, weights)) if arrived == expert => break weights,
-                        // A guess that no row went to.
-                        Some((arrived, _)) => debug_assert!(arrived < expert, "{arrived} arrives before {expert}"),
-                        None => {
-                            self.launch_group(layer, n_rows, std::mem::take(&mut group))?;
-                            self.path.ring.consumed(open.take().expect("it is open"), self.compute)?;
-                            self.path.ring.fill_ahead(layer, &mut wanted, experts)?;
-                        }
-                    }
-                },
-            };
-            group.push(PromptExpert { weights, first, count });
-        }
-        self.launch_group(layer, n_rows, group)?;
-        if let Some(open) = open {
-            self.path.ring.consumed(open, self.compute)?;
-        }
-        self.path.ring.drop_ahead();
-        self.fetch_ahead(layer, routed, more_follow, scheduler, experts)
-    }
-
-    /// Experts that have no slot are read where they are, each once: for few rows the link is not crossed twice anyway.
-    fn run_experts_in_place(
-        &mut self,
-        layer: u32,
-        n_rows: u32,
-        routed: &RoutedRows,
-        scheduler: &Scheduler<B>,
-        experts: &mut Experts<B>,
-    ) -> Result<(), EngineError> {
-        let mut group = Vec::with_capacity(routed.experts.len());
-        for &(expert, first, count) in &routed.experts {
-            let id = ExpertId { layer, expert };
-            experts.note_prompt(id);
-            group.push(PromptExpert { weights: experts.in_place(id, scheduler.slot_range()), first, count });
-        }
-        self.launch_group(layer, n_rows, group)
-    }
-
-    /// Sends for the first experts of the next layer, where a block like this one uses nearly all of them.
-    #[allow(clippy::cast_precision_loss, reason = "a share")]
-    fn fetch_ahead(
-        &mut self,
-        layer: u32,
-        routed: &RoutedRows,
-        more_follow: bool,
-        scheduler: &Scheduler<B>,
-        experts: &mut Experts<B>,
-    ) -> Result<(), EngineError> {
-        let n_expert = self.forward.shape.n_expert;
-        let n_layer = self.forward.shape.n_expert_layer();
-        let next = if layer + 1 < n_layer && !self.is_keys_only(layer + 1) { Some(layer + 1) } else { more_follow.then_some(0) };
-        let Some(layer) = next.filter(|_| routed.experts.len() as f64 >= FETCH_AHEAD_SHARE * f64::from(n_expert)) else { return Ok(()) };
-        let is_absent = |expert: &u32| experts.resident(ExpertId { layer, expert: *expert }, scheduler.slot_range()).is_none();
-        let mut wanted: VecDeque<u32> = (0..n_expert).filter(is_absent).collect();
-        self.path.ring.fill_ahead(layer, &mut wanted, experts)
-    }
-
-    fn launch_group(&mut self, layer: u32, n_rows: u32, group: Vec<PromptExpert>) -> Result<(), EngineError> {
-        if group.is_empty() {
-            return Ok(());
-        }
-        let at = |part: Part| self.bases.addr(part);
-        let (n_experts, routed_rows) = (group.len(), group.iter().map(|expert| expert.count).sum());
-        let op = Op::ExpertsPrompt {
-            experts: group,
-            input: at(self.layout.expert_input),
-            n_input_rows: n_rows,
-            rows: at(self.layout.expert_rows),
-            row_weights: at(self.layout.expert_row_weights),
-            residual: at(self.layout.residual),
-            shape: self.forward.weights.experts[layer as usize].shape(self.forward.exact),
-            scratch: at(self.layout.expert_scratch),
-            tile_rows: self.layout.tile_rows,
-        };
-        if self.path.probe.wants_experts() && self.layout.ring_slots > 0 {
-            return self.path.probe.launch_experts(&op, n_experts, routed_rows, self.compute);
-        }
-        Ok(self.path.backend.launch(self.compute, &op)?)
     }
 }
 
