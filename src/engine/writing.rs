@@ -88,10 +88,8 @@ impl<B: Backend> Engine<B> {
         let first_token_at = first_token_at.unwrap_or_else(Instant::now);
         outcome.prefill = first_token_at - started;
         outcome.decode = first_token_at.elapsed();
-        if outcome.finish != Finish::Stop {
-            self.feed_draft_layer(&text.unseen)?;
-        }
-        Ok(())
+        // The next prompt may go on from here.
+        self.feed_draft_layer(&text.unseen)
     }
 
     /// Drafts for the next window, of which there is use for `left` tokens.

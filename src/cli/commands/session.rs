@@ -19,7 +19,7 @@ use crate::engine::sampler::Sampling;
 use crate::engine::{Engine, EngineError};
 use crate::gguf::Metadata;
 use crate::model::{Model, ModelError};
-use crate::settings::{ContextSetting, DraftSettings, EngineSettings, SamplingSettings, TokenSource};
+use crate::settings::{ContextSetting, DraftSetting, DraftSettings, EngineSettings, SamplingSettings, TokenSource};
 use crate::tokenizer::{ChatError, ChatTemplate, Message, RenderOptions, Specials, Tokenizer, TokenizerError};
 use crate::units::TokenId;
 
@@ -85,6 +85,10 @@ pub fn start<B: Backend>(
     open: Opener<B>,
 ) -> Result<Engine<B>, CommandError> {
     warn_of_long_context(model, settings.ctx);
+    if settings.drafts.source == DraftSetting::Mtp && settings.drafts.uses_mtp() && !model.shape.has_draft_layer {
+        let name = model.name();
+        say::line(format_args!("warning: --draft mtp: {name} has no draft layer, so nothing is drafted; --draft lookup drafts from the text"));
+    }
     // Before the start, which may take minutes.
     let settings = &with_draft_vocab(settings, model)?;
     let hashes = settings.window_hashes.as_deref().map(|path| create_hashes(path, model)).transpose()?;
