@@ -8,6 +8,9 @@ pub mod host;
 
 use gpu_feature::GpuFeature;
 
+/// Whether models run on cards in this build.
+pub const RUNS_ON_CARDS: bool = cfg!(feature = "cuda");
+
 cfg_if::cfg_if! {
     if #[cfg(feature = "cuda")] {
         pub mod cuda;

@@ -182,13 +182,42 @@ pub enum CacheSizing {
 words!(CacheSizing { Exact = "exact", Seed = "seed" });
 
 /// The device that holds the slab.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum DeviceSetting {
-    /// RAM with a byte budget, standing in for a card.
+    /// The first card with memory of its own in a build for cards, else the host.
     #[default]
+    Auto,
+    /// RAM with a byte budget, standing in for a card.
     Host,
+    /// A card, by its number, unique number or name.
+    Card(String),
 }
-words!(DeviceSetting { Host = "host" });
+
+impl FromStr for DeviceSetting {
+    type Err = SettingError;
+
+    fn from_str(text: &str) -> Result<Self, SettingError> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "host" => Ok(Self::Host),
+            "" => Err(SettingError::Choice {
+                value: text.to_owned(),
+                choices: "auto, host, or a card's number, unique number or name".to_owned(),
+            }),
+            card => Ok(Self::Card(card.to_owned())),
+        }
+    }
+}
+
+impl fmt::Display for DeviceSetting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::Host => "host",
+            Self::Card(card) => card,
+        })
+    }
+}
 
 /// Tokens of context that the KV cache has room for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -475,7 +504,7 @@ mod tests {
         returns::<Refill>(Refill::CHOICES);
         returns::<HeadAliasMode>(HeadAliasMode::CHOICES);
         returns::<CacheSizing>(CacheSizing::CHOICES);
-        returns::<DeviceSetting>(DeviceSetting::CHOICES);
+        returns::<DeviceSetting>(&["auto", "host", "0", "GPU-1b2c"]);
         returns::<ContextSetting>(&["auto", "1", "4194304"]);
         returns::<ExpertCache>(&["auto", "1", "40"]);
         returns::<BlockSetting>(&["auto", "chunk", "512"]);

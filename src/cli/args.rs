@@ -259,7 +259,7 @@ pub struct MemoryArgs {
     /// Element type of the KV cache
     #[arg(long, value_name = "f32|f16|q8_0", default_value = "f16")]
     pub kv: KvType,
-    /// VRAM to use at most; with --device host the size of the simulated device
+    /// VRAM to use at most, of a card all there is unless said; on the host the size of the simulated device
     #[arg(long, value_name = "MIB", default_value = "8192", value_parser = whole(MEMORY_AT_LEAST_ONE))]
     pub vram_mib: u64,
     /// VRAM to leave free [default: 256, on small devices a sixteenth]
@@ -350,7 +350,7 @@ pub struct GeneralArgs {
     #[arg(long, value_name = "N", value_parser = whole(THREADS))]
     pub threads: Option<u64>,
     /// The device that holds the slab
-    #[arg(long, value_name = "host", default_value = "host")]
+    #[arg(long, value_name = "auto|host|CARD", default_value = "auto")]
     pub device: DeviceSetting,
     /// The same tokens at any chunk, slot count and loan
     #[arg(long, value_name = SWITCH, value_parser = switch, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false")]

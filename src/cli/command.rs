@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use crate::bench::frontier::Sweep;
 use crate::bench::replay::Replay;
-use crate::settings::{EngineSettings, SamplingSettings, TokenSource};
+use crate::settings::{DeviceSetting, EngineSettings, SamplingSettings, TokenSource};
 
 /// The commands, with all that each needs.
 #[derive(Debug, PartialEq)]
@@ -32,6 +32,24 @@ pub enum Command {
     Detokenize(DetokenizeConfig),
     /// Print the settings.
     ShowConfig,
+}
+
+impl Command {
+    /// The device it was asked to run on; `None` where it needs none.
+    #[must_use]
+    pub fn device(&self) -> Option<&DeviceSetting> {
+        let engine = match self {
+            Self::Demo(demo) => &demo.engine,
+            Self::Run(run) => &run.engine,
+            Self::Plan(plan) => &plan.engine,
+            Self::Logits(logits) => &logits.engine,
+            Self::Perplexity(perplexity) => &perplexity.engine,
+            Self::Bench(bench) => &bench.sweep.base,
+            Self::Replay(replay) => &replay.replay.base,
+            Self::Tokenize(_) | Self::Detokenize(_) | Self::ShowConfig => return None,
+        };
+        Some(&engine.device)
+    }
 }
 
 /// What `demo` needs.

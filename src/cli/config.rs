@@ -17,7 +17,8 @@ use super::not_yet::NOT_YET;
 use super::sources::{Resolved, Setting, Settings, Source};
 use super::{refusals, tokens};
 use crate::settings::{
-    AliasThreshold, BlockSetting, CacheSizing, ChunkSetting, ContextSetting, EngineSettings, HeadAliasMode, SamplingSettings, TokenSource,
+    AliasThreshold, BlockSetting, CacheSizing, ChunkSetting, ContextSetting, DeviceSetting, EngineSettings, HeadAliasMode, MEMORY_MIB_MAX,
+    SamplingSettings, TokenSource,
 };
 use crate::units::Bytes;
 
@@ -259,7 +260,7 @@ impl Checker<'_> {
         self.warn_of_no_effect(args);
         let EngineArgs { memory, prompt, draft, general, .. } = args;
         EngineSettings {
-            vram: Bytes::mib(memory.vram_mib),
+            vram: self.vram(memory.vram_mib, &general.device),
             vram_reserve: memory.vram_reserve_mib.map(Bytes::mib),
             pin: memory.pin_mib.map(Bytes::mib),
             ctx: memory.ctx,
@@ -280,7 +281,22 @@ impl Checker<'_> {
             deterministic: general.deterministic,
             window_hashes: general.window_hashes.clone(),
             threads: general.threads.map_or_else(processors, narrowed),
-            device: general.device,
+            device: general.device.clone(),
+        }
+    }
+
+    /// A card is used as far as it goes, unless a limit was set; the default is the size of a simulated device.
+    fn vram(&mut self, vram_mib: u64, device: &DeviceSetting) -> Bytes {
+        match device {
+            DeviceSetting::Card(card) if !crate::backends::RUNS_ON_CARDS => {
+                self.refusals
+                    .push(format!("--device {card}: this build has no cards. Build it with --features cuda, or write --device host"));
+                Bytes::mib(vram_mib)
+            }
+            DeviceSetting::Auto | DeviceSetting::Card(_) if crate::backends::RUNS_ON_CARDS && self.settings.said("vram-mib").is_none() => {
+                Bytes::mib(MEMORY_MIB_MAX)
+            }
+            _ => Bytes::mib(vram_mib),
         }
     }
 
@@ -419,7 +435,7 @@ pub(super) mod tests {
             deterministic: true,
             window_hashes: Some(PathBuf::from("h")),
             threads: 3,
-            device: crate::settings::DeviceSetting::Host,
+            device: DeviceSetting::Host,
         };
         assert_eq!(plan.engine, expected);
     }

@@ -38,14 +38,15 @@ use file::FileError;
 use sources::{Resolved, SourceError};
 
 use crate::backend::Backend;
+use crate::settings::DeviceSetting;
 
-/// Runs the program on the device that `open` opens.
+/// Runs the program on a card, where the build has any and the user did not ask for the host, else on the host.
 #[must_use]
-pub fn main<B: Backend>(open: Opener<B>) -> ExitCode {
+pub fn main<Host: Backend, Card: Backend>(host: Opener<Host>, card: Option<Opener<Card>>) -> ExitCode {
     let arguments: Vec<_> = std::env::args_os().collect();
     let environment = std::env::vars_os().collect();
     let status = match sources::resolve(&arguments, &environment) {
-        Ok(resolved) => checked_and_run(resolved, open),
+        Ok(resolved) => checked_and_run(resolved, host, card),
         Err(error) => {
             report(&error);
             error.exit_status()
@@ -71,7 +72,7 @@ fn report_faults(faults: &[String]) {
     }
 }
 
-fn checked_and_run<B: Backend>(resolved: Resolved, open: Opener<B>) -> ExitStatus {
+fn checked_and_run<Host: Backend, Card: Backend>(resolved: Resolved, host: Opener<Host>, card: Option<Opener<Card>>) -> ExitStatus {
     let config = match config::check(resolved) {
         Ok(config) => config,
         Err(refused) => {
@@ -82,7 +83,11 @@ fn checked_and_run<B: Backend>(resolved: Resolved, open: Opener<B>) -> ExitStatu
     for warning in &config.warnings {
         say::line(format_args!("warning: {warning}"));
     }
-    match commands::carry_out(&config, open) {
+    let done = match card.filter(|_| config.command.device() != Some(&DeviceSetting::Host)) {
+        Some(card) => commands::carry_out(&config, card),
+        None => commands::carry_out(&config, host),
+    };
+    match done {
         Ok(()) => ExitStatus::Done,
         Err(error) => {
             say::line(format_args!("error: {error}"));

@@ -87,7 +87,9 @@ pub fn start<B: Backend>(
     warn_of_long_context(model, settings.ctx);
     if settings.drafts.source == DraftSetting::Mtp && settings.drafts.uses_mtp() && !model.shape.has_draft_layer {
         let name = model.name();
-        say::line(format_args!("warning: --draft mtp: {name} has no draft layer, so nothing is drafted; --draft lookup drafts from the text"));
+        say::line(format_args!(
+            "warning: --draft mtp: {name} has no draft layer, so nothing is drafted; --draft lookup drafts from the text"
+        ));
     }
     // Before the start, which may take minutes.
     let settings = &with_draft_vocab(settings, model)?;
