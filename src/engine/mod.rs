@@ -156,6 +156,12 @@ impl<B: Backend> Engine<B> {
         self.prefix_cache.counters()
     }
 
+    /// Host memory of parked conversations and of copies of the recurrent state; never more than the settings allow.
+    #[must_use]
+    pub fn prefix_bytes(&self) -> Bytes {
+        self.prefix_cache.used()
+    }
+
     /// The way in which tokens would be read now.
     #[must_use]
     pub fn choose_way(&self, reading: Reading) -> Choice {
@@ -198,6 +204,12 @@ impl<B: Backend> Engine<B> {
     /// [`EngineError`] for a prompt that is empty, too long or holds numbers that are no tokens, before anything is read; the
     /// device's faults; logits that are no numbers.
     pub fn generate(&mut self, request: &Request, on_event: &mut OnEvent<'_>) -> Result<Outcome, EngineError> {
+        let answer = self.answer(request, on_event);
+        self.forget_without_state();
+        answer
+    }
+
+    fn answer(&mut self, request: &Request, on_event: &mut OnEvent<'_>) -> Result<Outcome, EngineError> {
         self.check_prompt(&request.prompt)?;
         let recaptures_before = self.windows.recaptures();
         self.look_at_memory()?;

@@ -120,6 +120,13 @@ impl<B: Backend> Engine<B> {
         }
     }
 
+    /// Forgets the active timeline where a fault has left it without its recurrent state: nothing can be written behind it.
+    pub(super) fn forget_without_state(&mut self) {
+        if self.recurrent.is_there() && self.recurrent.position() != Some(self.timelines.active().len()) {
+            self.timelines.continue_at(self.timelines.place(), 0);
+        }
+    }
+
     /// Speaks for copies of the recurrent state near the prompt's end, and where it parts from what is known.
     fn plan_checkpoints(&mut self, prompt: &[TokenId], kept: usize, shared: usize) -> Result<(), EngineError> {
         if !self.recurrent.is_there() {

@@ -179,7 +179,9 @@ impl<B: Backend> Engine<B> {
         let chunk = self.logits_chunk(tokens.len())?;
         let size = PromptSize { all_logits: true, ..PromptSize::chunk(chunk) };
         let last = *tokens.last().expect("there is a token");
-        self.read_in_blocks(tokens, last, size, Way::Loan, on_event, Some(LogitsSinks { trunk, draft }))
+        let read = self.read_in_blocks(tokens, last, size, Way::Loan, on_event, Some(LogitsSinks { trunk, draft }));
+        self.forget_without_state();
+        read
     }
 
     /// The largest chunk that leaves room for logits while the head is kept.

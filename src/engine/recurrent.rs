@@ -105,15 +105,14 @@ impl<B: Backend> Recurrent<B> {
     /// Keeps what it is now, so that a block can be undone; until that ends, it is of no sequence.
     ///
     /// # Errors
-    /// The backend's.
+    /// The backend's; it is what it was then.
     pub fn begin_block(&mut self, stream: &B::Stream) -> Result<UndoBlock, EngineError> {
-        let position = self.position.take();
         match &self.memory {
             // Before any token it need not be kept.
-            Some(memory) if position != Some(0) => self.copy_out(memory.block_start.range().start, stream)?,
+            Some(memory) if self.position != Some(0) => self.copy_out(memory.block_start.range().start, stream)?,
             _ => {}
         }
-        Ok(UndoBlock { position })
+        Ok(UndoBlock { position: self.position.take() })
     }
 
     /// Makes it what it was before a block that did not come to its end.
