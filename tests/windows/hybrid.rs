@@ -4,10 +4,11 @@ use std::sync::{Arc, LazyLock};
 
 use ebbtide::model::Model;
 use ebbtide::phase::plan::WINDOW_ROWS;
+use ebbtide::settings::{DraftSetting, DraftSettings, EngineSettings};
 use ebbtide::units::TokenId;
 use proptest::prelude::*;
 
-use super::common::engine::{greedy, synthetic_model, tokens};
+use super::common::engine::{greedy, hybrid_bard, synthetic_model, tokens};
 use super::unreliable::Call;
 use super::{N_TOKENS, Watched, bits, roomy};
 
@@ -96,6 +97,41 @@ fn a_commit_whose_graph_does_not_launch_costs_one_line_and_no_token() {
     for failure in (0..replays).step_by(3).map(Call::Replay).chain((0..captures).step_by(5).map(Call::Capture)) {
         let mut engine = Watched::start(&MODEL, &roomy(5), &[failure]);
         assert_eq!(engine.run(&request).tokens, expected, "{failure:?}");
+        let notices = engine.engine.take_notices();
+        assert!(notices.len() == 1 && notices[0].contains("without"), "{failure:?}: {notices:?}");
+    }
+}
+
+#[test]
+fn a_draft_whose_graph_does_not_launch_costs_one_line_and_no_token() {
+    let model = hybrid_bard();
+    let request = greedy(&tokens(3, 30, 4000), 16);
+    let ask = |engine: &mut Watched| {
+        let outcome = engine.run(&request);
+        (outcome.tokens, outcome.drafts.mtp)
+    };
+    let drafts = DraftSettings { source: DraftSetting::Mtp, ..DraftSettings::default() };
+    let settings = EngineSettings { drafts, ..roomy(16) };
+    let mut plain = Watched::start_in_virtual_time(
+        &model,
+        &EngineSettings { drafts: DraftSettings { source: DraftSetting::Off, ..settings.drafts.clone() }, ..settings.clone() },
+        &[],
+    );
+    let expected = ask(&mut plain).0;
+    let mut drafting = Watched::start_in_virtual_time(&model, &settings, &[]);
+    let (tokens, met) = ask(&mut drafting);
+    assert!(tokens == expected && met.accepted > 0 && met.accepted < met.offered, "{met:?}");
+    let (captures, replays) = (drafting.script().captures.get(), drafting.script().replays.get());
+    // Trunk, head, commit and draft of each size, then the draft layer's own row and its head.
+    assert_eq!(captures, 4 * drafting.engine.window_rows() as u64 + 2);
+    // One in three of each, so that every kind of graph is met.
+    let replayed = (0..replays).step_by(3).flat_map(|number| [Call::Replay(number), Call::WaitForReplay(number / 3)]);
+    let failures = replayed.chain((0..captures).step_by(3).map(Call::Capture));
+    for failure in failures {
+        let mut engine = Watched::start_in_virtual_time(&model, &settings, &[failure]);
+        let (tokens, met) = ask(&mut engine);
+        assert_eq!(tokens, expected, "{failure:?}");
+        assert!(met.offered > 0, "{failure:?}");
         let notices = engine.engine.take_notices();
         assert!(notices.len() == 1 && notices[0].contains("without"), "{failure:?}: {notices:?}");
     }

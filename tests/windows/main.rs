@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use common::engine::{device, greedy, settings, synthetic_model, tokens};
 use ebbtide::backend::{AddrRange, Backend, Copy, DeviceMemory, Direction, PinnedMemory};
+use ebbtide::backends::host::{ClockProfile, HostBackend, HostConfig};
 use ebbtide::engine::{Engine, EngineError, Event, Outcome, Request};
 use ebbtide::model::Model;
 use ebbtide::phase::plan::WINDOW_ROWS;
@@ -44,7 +45,17 @@ struct Watched {
 
 impl Watched {
     fn start(model: &Arc<Model>, settings: &EngineSettings, fails: &[Call]) -> Self {
-        let device = Unreliable::new(device(settings));
+        Self::start_on(device(settings), model, settings, fails)
+    }
+
+    /// As [`Watched::start`], in the time of an H200: windows of many rows cost little, so drafts pay, and runs repeat exactly.
+    fn start_in_virtual_time(model: &Arc<Model>, settings: &EngineSettings, fails: &[Call]) -> Self {
+        let config = HostConfig { clock: Some(ClockProfile::H200), ..HostConfig::new(settings.vram, settings.threads as usize) };
+        Self::start_on(HostBackend::open(&config).expect("threads can be started"), model, settings, fails)
+    }
+
+    fn start_on(device: HostBackend, model: &Arc<Model>, settings: &EngineSettings, fails: &[Call]) -> Self {
+        let device = Unreliable::new(device);
         device.script.fails.borrow_mut().extend(fails);
         let watched = device.share();
         Self { engine: Engine::start(device, Arc::clone(model), settings, &mut |_, _| ()).expect("the engine starts"), device: watched }
