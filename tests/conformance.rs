@@ -27,11 +27,10 @@ use ebbtide::backends::host::{HostBackend, HostConfig};
 use ebbtide::gguf::{FileMap, GgufFile};
 use ebbtide::units::Bytes;
 
-/// Makes each claim a test of one device: `$run` opens it and hands it to the claim. Claims in the second list need kernels; where a
-/// device has none yet, `$kernels` says that they are not run.
+/// Makes each claim a test of one device: `$run` opens it and hands it to the claim.
 macro_rules! conformance_suite {
-    ($name:ident, $run:path $(, #[$kernels:meta])?) => {
-        conformance_suite!(@tests $name, $run, [
+    ($name:ident, $run:path) => {
+        conformance_suite!($name, $run, [
             a_capture_begun_twice_is_refused_and_the_first_goes_on,
             ending_a_capture_that_was_not_begun_is_refused_and_changes_nothing,
             memory_cannot_be_taken_while_a_capture_records,
@@ -63,34 +62,16 @@ macro_rules! conformance_suite {
             a_registered_file_is_read_and_never_written,
             memory_that_is_no_file_map_is_read_all_the_same,
             a_shape_that_no_kernel_takes_is_refused_and_nothing_is_queued,
-        ], [
             a_replayed_operation_reads_the_positions_of_its_own_time,
             an_operation_reads_registered_memory,
-        ] $(, #[$kernels])?);
+        ]);
     };
-    (@tests $name:ident, $run:path, [$($claim:ident),+ $(,)?], $kernel_claims:tt $(, #[$kernels:meta])?) => {
+    ($name:ident, $run:path, [$($claim:ident),+ $(,)?]) => {
         mod $name {
             $(#[test]
             fn $claim() {
                 $run(concat!(stringify!($name), "::", stringify!($claim)), super::$claim);
             })+
-            conformance_suite!(@needing_kernels $name, $run, $kernel_claims $(, #[$kernels])?);
-        }
-    };
-    (@needing_kernels $name:ident, $run:path, [$($claim:ident),+ $(,)?]) => {
-        $(#[test]
-        fn $claim() {
-            $run(concat!(stringify!($name), "::", stringify!($claim)), super::$claim);
-        })+
-    };
-    (@needing_kernels $name:ident, $run:path, [$($claim:ident),+ $(,)?], #[$kernels:meta]) => {
-        $(conformance_suite!(@needing_kernels $name, $run, [$claim], one #[$kernels]);)+
-    };
-    (@needing_kernels $name:ident, $run:path, [$claim:ident], one #[$kernels:meta]) => {
-        #[test]
-        #[$kernels]
-        fn $claim() {
-            $run(concat!(stringify!($name), "::", stringify!($claim)), super::$claim);
         }
     };
 }
@@ -110,7 +91,7 @@ fn on_cuda(name: &str, claim: fn(&Rig<CudaBackend>)) {
 
 conformance_suite!(host, super::on_host);
 #[cfg(feature = "cuda")]
-conformance_suite!(cuda, super::on_cuda, #[ignore = "needs kernels: not run"]);
+conformance_suite!(cuda, super::on_cuda);
 
 /// A model file, mapped as the engine maps it.
 fn file_map() -> FileMap {

@@ -12,7 +12,7 @@ mod fake_gpu;
 use std::sync::Arc;
 
 use device::{Rig, bytes_of, part, start};
-use ebbtide::backend::op::Op;
+use ebbtide::backend::op::{DeltaShape, Op};
 use ebbtide::backend::{Backend, BackendError, Copy, DeviceMemory, Direction, HostRegion, MemoryInfo, PinnedMemory, Pool};
 use ebbtide::backends::cuda::{CudaBackend, DeviceChoice};
 use ebbtide::backends::gpu_feature::GpuFeature;
@@ -338,13 +338,48 @@ on_the_look_alike!(a_device_that_is_lost_while_memory_is_dropped_is_told_by_the_
     assert!(matches!(&error, Some(BackendError::DeviceLost { reason }) if reason.contains("cuCtxSynchronize")), "{error:?}");
 });
 
-on_the_look_alike!(an_operation_is_refused_by_its_name, [], || {
+on_the_look_alike!(a_size_beyond_a_kernel_is_refused_by_the_operation_s_name, [], || {
     let rig = rig();
-    let x = rig.upload(&bytes_of(&[1.0; 64]));
-    let op = Op::RmsNorm { x: start(&x), weight: start(&x), out: start(&x), n_rows: 1, n_cols: 64, eps: 0.0 };
+    let shape = DeltaShape { n_head_k: 1, n_head_v: 1, head_dim: 272, n_taps: 4 };
+    let (qkv, gates, state) = (rig.buffer(4 * 3 * 272), rig.buffer(4), rig.buffer(4 * 272 * 272));
+    let op = Op::DeltaCommit { qkv: start(&qkv), beta: start(&gates), decay: start(&gates), state: start(&state), n_rows: 1, shape };
     let refused = rig.backend.launch(&rig.stream, &op);
-    assert!(matches!(&refused, Err(BackendError::Unsupported { backend: "cuda", what }) if what.contains("rms_norm")), "{refused:?}");
-    assert_eq!(rig.download(x.range()), bytes_of(&[1.0; 64]), "nothing was computed in its place");
+    assert!(matches!(&refused, Err(BackendError::Unsupported { backend: "cuda", what }) if what.contains("delta_commit")), "{refused:?}");
+    assert_eq!(rig.download(gates.range()), [0xFF; 4], "nothing was queued");
+});
+
+on_the_look_alike!(operands_are_refused_before_anything_is_queued, [], || {
+    let rig = rig();
+    let (x, weight, out) = (rig.upload(&bytes_of(&[1.0; 16])), rig.upload(&bytes_of(&[1.0; 8])), rig.upload(&[7; 64]));
+    let file = model();
+    let registered = rig.backend.register(file_region(&file)).expect("a mapped file");
+    let norm = |x, weight, out| Op::RmsNorm { x, weight, out, n_rows: 2, n_cols: 8, eps: 0.0 };
+    let stale = rig.buffer(64).range().start;
+    for (addr, refused) in [
+        (stale, rig.run(&norm(stale, start(&weight), start(&out)))),
+        (start(&weight), rig.run(&norm(start(&x), start(&weight), start(&weight)))),
+        (start(&registered), rig.run(&norm(start(&x), start(&weight), start(&registered)))),
+        (x.range().end(), rig.run(&norm(x.range().end(), start(&weight), start(&out)))),
+    ] {
+        let names = matches!(&refused, Err(BackendError::BadAddress { what: "rms_norm", addr: at, .. } | BackendError::Overlap { what: "rms_norm", addr: at })
+            if *at == addr);
+        assert!(names, "{addr}: {refused:?}");
+    }
+    let odd = part(&out, 2, 0).start;
+    let refused = rig.run(&Op::RmsNorm { x: start(&x), weight: start(&weight), out: odd, n_rows: 1, n_cols: 8, eps: 0.0 });
+    assert!(matches!(refused, Err(BackendError::BadOperand { op: "rms_norm", .. })), "{refused:?}");
+    assert_eq!(rig.download(out.range()), [7; 64]);
+    rig.run(&norm(start(&x), start(&weight), start(&out))).expect("the right operands run");
+});
+
+on_the_look_alike!(an_image_that_is_not_there_is_named, ["EBBTIDE_CUDA_IMAGE" = "/no/such/image"], || {
+    let reason = refusal("");
+    assert!(reason.starts_with("Look-alike 0: EBBTIDE_CUDA_IMAGE names /no/such/image: "), "{reason}");
+});
+
+on_the_look_alike!(a_file_that_is_no_image_is_refused_by_the_driver, ["EBBTIDE_CUDA_IMAGE" = "/proc/self/cmdline"], || {
+    let reason = refusal("");
+    assert!(reason.contains("the kernels cannot be loaded: cuModuleLoadData answers CUDA_ERROR_INVALID_IMAGE (200)"), "{reason}");
 });
 
 on_the_look_alike!(all_that_was_taken_is_given_back, [], || {

@@ -137,19 +137,19 @@ impl Context {
         }
     }
 
-    /// Makes a call that waits for work outside the capture that may be recording. The driver would take such a call for one that the
+    /// Makes a call that has nothing to do with the capture that may be recording: waits for other work, or takes memory. The driver would take such a call for one that the
     /// capture depends on and give it up, unless the thread says that it is not, for just as long as the call takes.
     ///
     /// # Errors
     /// The call's.
-    pub fn beside_a_capture(&self, waits: impl FnOnce() -> std::result::Result<(), DriverError>) -> std::result::Result<(), DriverError> {
+    pub fn beside_a_capture(&self, call: impl FnOnce() -> std::result::Result<(), DriverError>) -> std::result::Result<(), DriverError> {
         if self.recording.get().is_none() {
-            return waits();
+            return call();
         }
         let mut mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the context is current; `mode` is a place for one value, which the driver exchanges for the thread's own.
         unsafe { call!(cuThreadExchangeStreamCaptureMode(&raw mut mode)) }?;
-        let answer = waits();
+        let answer = call();
         // SAFETY: as above; `mode` is what the thread had.
         let restored = unsafe { call!(cuThreadExchangeStreamCaptureMode(&raw mut mode)) };
         answer.and(restored)

@@ -8,13 +8,18 @@ use super::choice::DeviceChoice;
 use super::context::Context;
 use super::driver::{self, DriverError, DriverUnavailable, ListedDevice};
 use super::graph::{CudaEvent, CudaGraph, CudaStream};
+use super::kernels::Kernels;
 use super::memory::{self, CudaBuffer, CudaPinned, CudaRegistered};
+use super::scratch::Scratch;
 use super::{BACKEND, GRAPH_NODE_BYTES, launch};
 use crate::backend::{AddrRange, Backend, BackendError, Capabilities, Copy, HostRegion, MemoryInfo, Op, Result};
 use crate::units::Bytes;
 
 /// One device of the driver's, used from the thread that opened it.
 pub struct CudaBackend {
+    // Unloaded before the context goes.
+    kernels: Kernels,
+    scratch: Scratch,
     context: Rc<Context>,
     capabilities: Capabilities,
 }
@@ -44,7 +49,8 @@ impl CudaBackend {
     /// process share.
     ///
     /// # Errors
-    /// [`BackendError::Open`] where there is no driver, it is too old or does not start, or no device or more than one is meant.
+    /// [`BackendError::Open`] where there is no driver, it is too old or does not start, no device or more than one is meant, or the
+    /// program has no kernels for it.
     pub fn open(choice: &DeviceChoice) -> Result<Self> {
         let refused = |reason| BackendError::Open { backend: BACKEND, reason };
         driver::start().map_err(|error| refused(error.to_string()))?;
@@ -52,7 +58,10 @@ impl CudaBackend {
         let device = choice.among(&devices).map_err(refused)?;
         let of_device = |error: DriverError| refused(format!("{}: {error}", device.name));
         let context = Context::retain(device.handle).map_err(of_device)?;
-        Ok(Self { context: Rc::new(context), capabilities: capabilities(device).map_err(of_device)? })
+        let context = Rc::new(context);
+        let kernels = Kernels::load(&context).map_err(|reason| refused(format!("{}: {reason}", device.name)))?;
+        let scratch = Scratch::new(&context);
+        Ok(Self { kernels, scratch, context, capabilities: capabilities(device).map_err(of_device)? })
     }
 
     /// Things that the driver did not take back so far, which a healthy device never does.
@@ -134,8 +143,8 @@ impl Backend for CudaBackend {
         launch::discard(&self.context, range)
     }
 
-    fn launch(&self, _stream: &CudaStream, op: &Op) -> Result<()> {
-        launch::launch(&self.context, op)
+    fn launch(&self, stream: &CudaStream, op: &Op) -> Result<()> {
+        launch::launch(&self.context, &self.kernels, &self.scratch, stream, op)
     }
 
     fn begin_capture(&self, stream: &CudaStream) -> Result<()> {

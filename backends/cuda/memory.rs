@@ -59,10 +59,15 @@ impl CudaBuffer {
     pub fn new(context: &Rc<Context>, bytes: Bytes, purpose: &str) -> Result<Self> {
         context.enter()?;
         context.refuse_while_recording("malloc")?;
+        Self::beside_a_capture(context, bytes, purpose)
+    }
+
+    /// As [`CudaBuffer::new`], and also while a capture records, which it is no part of.
+    pub fn beside_a_capture(context: &Rc<Context>, bytes: Bytes, purpose: &str) -> Result<Self> {
         let mut address = 0;
         // No bytes at all would be refused; the range says none all the same.
         // SAFETY: the context is current; `address` is a place for one address.
-        let answer = unsafe { call!(cuMemAlloc_v2(&raw mut address, bytes.as_usize().max(1))) };
+        let answer = context.beside_a_capture(|| unsafe { call!(cuMemAlloc_v2(&raw mut address, bytes.as_usize().max(1))) });
         allocated(context, Pool::Device, bytes, purpose, answer)?;
         let range = AddrRange { start: Addr(address), bytes };
         context.live().enter(range, Access::Write);

@@ -1,23 +1,30 @@
-//! The `cuda` backend: memory, order and captured graphs of a device of NVIDIA's driver. Its kernels come in a later version; until then
-//! an operation is refused by name.
+//! The `cuda` backend: memory, order, captured graphs and kernels of a device of NVIDIA's driver. An operation whose kernel the image
+//! lacks is refused by name.
 //!
 //! The foreign interface has three layers: the bindings' raw functions, [`driver`]'s results, and owned types ([`memory`](self),
 //! [`graph`](self)) that give back what they hold. The driver is loaded at run time.
 #![allow(unsafe_code, reason = "the driver is a C library; every block says why it may be called")]
 
+mod args;
+mod attention;
 mod choice;
 mod context;
 mod device;
 pub mod driver;
+mod experts;
 mod graph;
+mod kernels;
 mod launch;
 mod live;
 mod mapping;
 mod memory;
+mod operands;
+mod scratch;
 
 pub use choice::DeviceChoice;
 pub use device::CudaBackend;
 pub use graph::{CudaEvent, CudaGraph, CudaStream};
+pub use kernels::IMAGE_VARIABLE;
 pub use memory::{CudaBuffer, CudaPinned, CudaRegistered};
 
 use crate::units::Bytes;

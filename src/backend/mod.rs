@@ -28,6 +28,7 @@ use crate::units::Bytes;
 pub type Result<T> = std::result::Result<T, BackendError>;
 
 /// An address as the device sees it.
+#[repr(transparent)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Addr(pub u64);
 

@@ -11,16 +11,21 @@ use std::process::{Command, ExitStatus};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
+use ebbtide::backends::cuda::IMAGE_VARIABLE;
+
 /// Names the test that a process was started for.
 const CHILD: &str = "FAKE_GPU_CHILD";
-const SOURCES: [(&str, &str); 4] = [
+const SOURCES: [(&str, &str); 5] = [
     ("fake.h", include_str!("../fake-gpu/fake.h")),
     ("device.c", include_str!("../fake-gpu/device.c")),
     ("memory.c", include_str!("../fake-gpu/memory.c")),
+    ("module.c", include_str!("../fake-gpu/module.c")),
     ("stream.c", include_str!("../fake-gpu/stream.c")),
 ];
 const FLAGS: [&str; 11] =
     ["-std=c11", "-D_GNU_SOURCE", "-O1", "-g", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"];
+/// The image of kernels: nothing is fused that the source does not fuse, as for a card.
+const IMAGE_FLAGS: [&str; 9] = ["-x", "c++", "-std=c++17", "-O2", "-ffp-contract=off", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall"];
 /// A test of a few kilobytes takes milliseconds.
 const LIMIT: Duration = Duration::from_secs(120);
 
@@ -38,7 +43,7 @@ pub fn on_the_look_alike(name: &str, settings: &[(&str, &str)], body: impl FnOnc
         eprintln!("{name}: needs the look-alike driver, not run on a real device");
         return;
     }
-    in_child(name, built(), settings);
+    in_child(name, driver(), &[&[(IMAGE_VARIABLE, &*image().to_string_lossy())], settings].concat());
 }
 
 /// Runs `body` as the test `name` on the look-alike, or on a real device, one test at a time, where that is asked for.
@@ -98,34 +103,62 @@ fn waited(command: &mut Command) -> Option<ExitStatus> {
 
 /// The folder with the built look-alike. It is built once for each version of its sources, with the compiler that `CC` names, else `cc`,
 /// which Rust's linker needs as well.
-fn built() -> &'static Path {
+fn driver() -> &'static Path {
     static FOLDER: OnceLock<PathBuf> = OnceLock::new();
     FOLDER.get_or_init(|| {
-        let mut hasher = DefaultHasher::new();
-        (SOURCES, FLAGS).hash(&mut hasher);
-        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("fake-gpu-{:016x}", hasher.finish()));
-        if !folder.join("libcuda.so").exists() {
-            build_into(&folder);
-        }
-        folder
+        let sources = SOURCES.map(|(name, text)| (name.to_owned(), text.to_owned()));
+        let parts = SOURCES.iter().map(|(name, _)| *name).filter(|name| name.ends_with(".c"));
+        let arguments: Vec<&str> = FLAGS.into_iter().chain(["-Wl,-soname,libcuda.so.1"]).chain(parts).chain(["-ldl"]).collect();
+        built("fake-gpu", "libcuda.so", &sources, &compiler("CC", "cc"), &arguments)
     })
 }
 
-/// Several test programs may build at once: each builds beside the folder, and whoever is first moves its own there.
-fn build_into(folder: &Path) {
-    let own = folder.with_extension(std::process::id().to_string());
-    fs::create_dir_all(&own).expect("a folder for the look-alike");
-    for (name, text) in SOURCES {
-        fs::write(own.join(name), text).expect("a source of the look-alike");
+/// The kernels as the look-alike takes them: a library of this machine, built with the compiler that `CXX` names, else `c++`.
+fn image() -> PathBuf {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    let library = "kernels.so";
+    let folder = FOLDER.get_or_init(|| {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("kernels-cuda");
+        let files = fs::read_dir(&folder).expect("the kernels' folder").map(|entry| entry.expect("a file").path());
+        let mut sources: Vec<(String, String)> = files
+            .filter(|path| path.extension().is_some_and(|extension| extension == "cu" || extension == "cuh"))
+            .map(|path| {
+                let name = path.file_name().expect("a file has a name").to_string_lossy().into_owned();
+                (name, fs::read_to_string(path).expect("a source of the kernels"))
+            })
+            .collect();
+        sources.sort();
+        sources.push(("look_alike.h".to_owned(), include_str!("../fake-gpu/look_alike.h").to_owned()));
+        let arguments: Vec<&str> = IMAGE_FLAGS.into_iter().chain(["ebbtide.cu"]).collect();
+        built("kernels", library, &sources, &compiler("CXX", "c++"), &arguments)
+    });
+    folder.join(library)
+}
+
+fn compiler(variable: &str, otherwise: &str) -> String {
+    std::env::var(variable).unwrap_or_else(|_| otherwise.to_owned())
+}
+
+/// The folder with a library, built from its sources unless it is there. Several test programs may build at once, and one builds while
+/// the others wait: a second of a compiler is dear where a dozen programs start together.
+fn built(what: &str, library: &str, sources: &[(String, String)], compiler: &str, arguments: &[&str]) -> PathBuf {
+    let mut hasher = DefaultHasher::new();
+    (sources, compiler, arguments).hash(&mut hasher);
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{what}-{:016x}", hasher.finish()));
+    let lock = File::create(folder.with_extension("lock")).expect("a lock for the build");
+    lock.lock().expect("the build is waited for");
+    if folder.join(library).exists() {
+        return folder;
     }
-    let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".to_owned());
-    let parts = SOURCES.iter().map(|(name, _)| name).filter(|name| name.ends_with(".c"));
-    let made =
-        Command::new(&compiler).current_dir(&own).args(FLAGS).args(["-Wl,-soname,libcuda.so.1", "-o", "libcuda.so"]).args(parts).output();
-    let made = made.unwrap_or_else(|error| panic!("the C compiler {compiler} does not start: {error}; CC names another"));
+    let own = folder.with_extension("part");
+    fs::create_dir_all(&own).expect("a folder for the library");
+    for (name, text) in sources {
+        fs::write(own.join(name), text).expect("a source of the library");
+    }
+    let made = Command::new(compiler).current_dir(&own).args(arguments).args(["-o", library]).output();
+    let made = made.unwrap_or_else(|error| panic!("the compiler {compiler} does not start: {error}; CC and CXX name others"));
     assert!(made.status.success(), "{compiler}: {}", String::from_utf8_lossy(&made.stderr));
-    if fs::rename(&own, folder).is_err() {
-        assert!(folder.join("libcuda.so").exists(), "the look-alike cannot be moved to {}", folder.display());
-        let _ = fs::remove_dir_all(own);
-    }
+    let _ = fs::remove_dir_all(&folder);
+    fs::rename(&own, &folder).expect("the library is moved to its place");
+    folder
 }

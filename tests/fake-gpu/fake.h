@@ -16,9 +16,11 @@ enum {
     NOT_INITIALIZED = 3,
     NO_DEVICE = 100,
     INVALID_DEVICE = 101,
+    INVALID_IMAGE = 200,
     INVALID_CONTEXT = 201,
     PRIMARY_CONTEXT_ACTIVE = 708,
     INVALID_HANDLE = 400,
+    NOT_FOUND = 500,
     NOT_READY = 600,
     ILLEGAL_ADDRESS = 700,
     ALREADY_REGISTERED = 712,
@@ -94,9 +96,22 @@ static inline bool strikes(long *countdown) {
 
 /* memory.c: the host bytes behind a range of device addresses, or NULL where it is not live. */
 unsigned char *host_bytes(uint64_t address, size_t bytes, bool write);
+/* Lets kernels read device addresses, or nobody. */
+void open_memory(bool open);
+bool margins_are_whole(void);
+
+/* module.c: a kernel with its grid and a copy of its arguments, made by a launch. */
+struct launch;
+struct launch *hold_launch(struct launch *launch);
+void let_go_of_launch(struct launch *launch);
+/* False where the kernel met dead memory, wrote beside an allocation, or came apart at a barrier. */
+bool run_launch(const struct launch *launch);
 
 /* stream.c */
 int run_all(struct context *context);
+struct stream;
+/* Queues or records a launch, whose one hold the stream takes over. */
+int submit_launch(struct stream *stream, struct launch *launch);
 /* Calls that a capture of this thread does not survive: it is invalid from then on. True where there was one. A thread may say that it
  * knows what it does (cuThreadExchangeStreamCaptureMode), which helps with some calls and not with all. */
 bool ruins_capture(struct context *context);

@@ -1,12 +1,16 @@
 /* Memory: a byte budget for the device, page-locked host memory beside it.
  *
- * A device address is a number of the driver's own that no processor can read, as on a real card; it is never given twice, and what was
- * freed is dead at once. Page-locked host memory has the same address on both sides. */
+ * A device address cannot be read by the processor, as on a real card, but for the time that a kernel runs; it is never given twice, and
+ * what was freed is dead at once. Each allocation is a memory file that is mapped twice: at its device address, locked, and where the
+ * driver reads and writes it. It ends where its last page does, as far as its alignment lets it, so that a kernel that goes on meets
+ * pages that nothing lies in. Page-locked host memory has the same address on both sides. */
 #include "fake.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 enum kind { DEVICE, PINNED, REGISTERED, REGISTERED_READ_ONLY };
 
@@ -17,16 +21,76 @@ struct allocation {
     uint64_t address;
     size_t bytes, charged;
     unsigned char *host;
+    /* Of device memory: its pages, at the device's addresses and at the driver's. */
+    uint64_t first_page;
+    unsigned char *pages;
+    size_t pages_bytes;
 };
 
 static struct allocation *allocations;
-#define FIRST_ADDRESS ((uint64_t)1 << 36)
+/* Addresses of the device, of which none is given twice: more than any test takes. */
+#define FIRST_ADDRESS ((uint64_t)1 << 44)
+#define END_ADDRESS (FIRST_ADDRESS + ((uint64_t)1 << 40))
 static uint64_t next_address = FIRST_ADDRESS;
 
 /* What a reader of fresh memory finds: NaN as a float, far out of range as an index. */
 #define FRESH 0xFF
-#define ALIGN ((size_t)512)
+#define CHARGE ((size_t)512)
+#define ALIGN ((size_t)256)
+#define PAGE ((size_t)4096)
 #define GUARD ((uint64_t)1 << 20)
+
+static size_t rounded_up(size_t bytes, size_t unit) {
+    return (bytes + unit - 1) / unit * unit;
+}
+
+/* True while kernels may run: device addresses can be read. */
+static bool open_to_kernels;
+
+static void set_rights(const struct allocation *at) {
+    mprotect((void *)(uintptr_t)at->first_page, at->pages_bytes, open_to_kernels ? PROT_READ | PROT_WRITE : PROT_NONE);
+}
+
+void open_memory(bool open) {
+    if (open_to_kernels == open)
+        return;
+    open_to_kernels = open;
+    for (const struct allocation *at = allocations; at; at = at->next)
+        if (at->kind == DEVICE)
+            set_rights(at);
+}
+
+/* False where something was written beside an allocation, within its last page. */
+bool margins_are_whole(void) {
+    for (const struct allocation *at = allocations; at; at = at->next)
+        if (at->kind == DEVICE) {
+            for (const unsigned char *byte = at->pages; byte < at->host; byte++)
+                if (*byte != FRESH)
+                    return false;
+            for (const unsigned char *byte = at->host + at->bytes; byte < at->pages + at->pages_bytes; byte++)
+                if (*byte != FRESH)
+                    return false;
+        }
+    return true;
+}
+
+/* Maps the pages of device memory twice. */
+static bool map_pages(struct allocation *made) {
+    int file = memfd_create("fake-gpu", 0);
+    if (file < 0)
+        return false;
+    void *at_device = (void *)(uintptr_t)made->first_page;
+    bool mapped = ftruncate(file, (off_t)made->pages_bytes) == 0 &&
+                  mmap(at_device, made->pages_bytes, PROT_NONE, MAP_SHARED | MAP_FIXED_NOREPLACE, file, 0) == at_device;
+    if (mapped) {
+        made->pages = mmap(NULL, made->pages_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+        mapped = made->pages != MAP_FAILED;
+        if (!mapped)
+            munmap(at_device, made->pages_bytes);
+    }
+    close(file);
+    return mapped;
+}
 
 static struct allocation *insert(struct context *context, enum kind kind, uint64_t address, unsigned char *host, size_t bytes) {
     struct allocation *made = calloc(1, sizeof *made);
@@ -87,17 +151,20 @@ API cuMemAlloc_v2(uint64_t *address, size_t bytes) {
         return INVALID_VALUE;
     if (strikes(&fake.malloc_fails_at) || bytes > free_bytes(context))
         return OUT_OF_MEMORY;
-    size_t charged = (bytes + ALIGN - 1) / ALIGN * ALIGN;
-    unsigned char *host = malloc(bytes);
-    if (charged > free_bytes(context) || !host) {
-        free(host);
+    struct allocation pages = {
+        .charged = rounded_up(bytes, CHARGE), .first_page = next_address, .pages_bytes = rounded_up(bytes, PAGE)};
+    if (pages.charged > free_bytes(context) || pages.pages_bytes > END_ADDRESS - next_address || !map_pages(&pages))
         return OUT_OF_MEMORY;
-    }
-    memset(host, FRESH, bytes);
-    struct allocation *made = insert(context, DEVICE, next_address, host, bytes);
-    made->charged = charged;
-    context->used += charged;
-    next_address += charged + GUARD;
+    memset(pages.pages, FRESH, pages.pages_bytes);
+    size_t offset = (pages.pages_bytes - bytes) / ALIGN * ALIGN;
+    struct allocation *made = insert(context, DEVICE, next_address + offset, pages.pages + offset, bytes);
+    made->charged = pages.charged;
+    made->first_page = pages.first_page;
+    made->pages = pages.pages;
+    made->pages_bytes = pages.pages_bytes;
+    context->used += made->charged;
+    next_address = rounded_up(next_address + made->pages_bytes + GUARD, PAGE);
+    set_rights(made);
     *address = made->address;
     return OK;
 }
@@ -114,7 +181,8 @@ API cuMemFree_v2(uint64_t address) {
     if (!taken)
         return INVALID_VALUE;
     taken->context->used -= taken->charged;
-    free(taken->host);
+    munmap((void *)(uintptr_t)taken->first_page, taken->pages_bytes);
+    munmap(taken->pages, taken->pages_bytes);
     free(taken);
     return OK;
 }

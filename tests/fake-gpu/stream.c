@@ -19,7 +19,7 @@ struct event {
     struct mark *mark;
 };
 
-enum what { COPY, FILL, REPLAY, RECORD, WAIT };
+enum what { COPY, FILL, LAUNCH, REPLAY, RECORD, WAIT };
 
 struct command {
     struct command *next;
@@ -29,6 +29,7 @@ struct command {
     unsigned char byte;
     struct mark *mark;
     struct graph_exec *graph;
+    struct launch *launch;
 };
 
 struct queue {
@@ -92,6 +93,7 @@ static void let_go_of_exec(struct graph_exec *graph) {
 static void discard(struct command *command) {
     let_go_of_mark(command->mark);
     let_go_of_exec(command->graph);
+    let_go_of_launch(command->launch);
     free(command);
 }
 
@@ -139,6 +141,8 @@ static int run(const struct command *command) {
     }
     if (strikes(&fake.lost_at))
         return lose((int)fake.lost_code);
+    if (command->what == LAUNCH)
+        return run_launch(command->launch) ? OK : lose(ILLEGAL_ADDRESS);
     unsigned char *to = host_bytes(command->to, command->bytes, true);
     if (!to)
         return lose(ILLEGAL_ADDRESS);
@@ -210,6 +214,13 @@ static int submit(struct stream *stream, struct command command) {
     *queued = command;
     push(stream->capture == RECORDING ? &stream->recorded : &stream->queue, queued);
     return OK;
+}
+
+int submit_launch(struct stream *stream, struct launch *launch) {
+    int answer = submit(stream, (struct command){.what = LAUNCH, .launch = launch});
+    if (answer)
+        let_go_of_launch(launch);
+    return answer;
 }
 
 API cuStreamCreate(struct stream **out, unsigned flags) {
@@ -381,6 +392,8 @@ API cuGraphInstantiateWithFlags(struct graph_exec **out, struct graph *graph, un
         struct command *copied = malloc(sizeof *copied);
         *copied = *node;
         copied->next = NULL;
+        if (copied->launch)
+            hold_launch(copied->launch);
         push(&(*out)->nodes, copied);
     }
     return OK;

@@ -1,12 +1,17 @@
 //! Goal: every operation of the table computes what its description says, on every backend. Method: a plain f64 reference written
 //! here, compared by normalised squared error under a tolerance named by type; `ops_suite!` adds one device by one line. Weights count
-//! as what `dequantise` makes of their blocks, stored activations as what their layout says, so that only arithmetic is compared.
+//! as what `dequantise` makes of their blocks, stored activations as what their layout says, so that only arithmetic is compared. `cuda`
+//! runs on the look-alike driver of `tests/fake-gpu/`, or on a real card with EBBTIDE_REAL_GPU=1.
 
 mod delta;
 #[path = "../common/device.rs"]
 #[allow(dead_code, reason = "every test program uses another part")]
 mod device;
 mod experts;
+#[cfg(feature = "cuda")]
+#[path = "../common/fake_gpu.rs"]
+#[allow(dead_code, reason = "every test program uses another part")]
+mod fake_gpu;
 mod gates;
 #[path = "../common/numbers.rs"]
 mod numbers;
@@ -19,6 +24,8 @@ use delta::{
 use device::{Rig, start};
 use ebbtide::backend::op::{KvFormat, Matrix, Op, Path};
 use ebbtide::backend::{Addr, Backend, DeviceMemory};
+#[cfg(feature = "cuda")]
+use ebbtide::backends::cuda::{CudaBackend, DeviceChoice};
 use ebbtide::backends::host::{HostBackend, HostConfig};
 use ebbtide::quant::{ActivationFormat, QuantType, dequantise};
 use ebbtide::units::Bytes;
@@ -30,8 +37,8 @@ use numbers::{Numbers, values_of_rows, weights_of};
 use refusals::shapes_that_no_kernel_takes_are_refused;
 
 macro_rules! ops_suite {
-    ($name:ident, $open:path) => {
-        ops_suite!($name, $open, [
+    ($name:ident, $run:path) => {
+        ops_suite!($name, $run, [
             a_norm_divides_by_the_root_mean_square,
             quantised_rows_are_within_half_a_step,
             products_of_every_type_agree_on_both_paths_and_formats,
@@ -54,11 +61,11 @@ macro_rules! ops_suite {
             shapes_that_no_kernel_takes_are_refused,
         ]);
     };
-    ($name:ident, $open:path, [$($claim:ident),+ $(,)?]) => {
+    ($name:ident, $run:path, [$($claim:ident),+ $(,)?]) => {
         mod $name {
             $(#[test]
             fn $claim() {
-                super::$claim(&super::Rig::new($open()));
+                $run(concat!(stringify!($name), "::", stringify!($claim)), super::$claim);
             })+
         }
     };
@@ -68,7 +75,18 @@ fn open_host() -> HostBackend {
     HostBackend::open(&HostConfig::new(Bytes::mib(64), 2)).expect("the simulated device opens")
 }
 
-ops_suite!(host, super::open_host);
+fn on_host(_name: &str, claim: fn(&Rig<HostBackend>)) {
+    claim(&Rig::new(open_host()));
+}
+
+#[cfg(feature = "cuda")]
+fn on_cuda(name: &str, claim: fn(&Rig<CudaBackend>)) {
+    fake_gpu::on_either(name, || claim(&Rig::new(CudaBackend::open(&DeviceChoice::Best).expect("the device opens"))));
+}
+
+ops_suite!(host, super::on_host);
+#[cfg(feature = "cuda")]
+ops_suite!(cuda, super::on_cuda);
 
 /// Rounding of f32 sums of some hundred terms.
 const F32_TOLERANCE: f64 = 1e-11;

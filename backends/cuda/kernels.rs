@@ -1,0 +1,218 @@
+//! The image of kernels: what is embedded, and the functions of the image that a device has loaded.
+//!
+//! All functions are asked for when the device is opened: drivers load a kernel when it is first asked for, which a capture that records
+//! does not survive. One that the image lacks is an operation that is refused by name.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::ffi::{CString, OsStr, c_void};
+use std::fmt::Write as _;
+use std::path::Path;
+use std::ptr;
+use std::rc::Rc;
+
+use cudarc::driver::sys::{self, CUfunction, CUmodule, CUresult};
+
+use super::BACKEND;
+use super::args::Args;
+use super::context::Context;
+use super::driver::{DriverError, call};
+use super::graph::CudaStream;
+use crate::backend::{BackendError, Result};
+use crate::quant::QuantType;
+
+/// Names a file with another image, e.g. one built elsewhere, or the library that the look-alike driver takes for one.
+pub const IMAGE_VARIABLE: &str = "EBBTIDE_CUDA_IMAGE";
+
+/// What the driver reads as numbers begins where these may.
+#[repr(C, align(16))]
+struct Aligned<T: ?Sized>(T);
+
+static EMBEDDED: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR"), "/ebbtide.fatbin")));
+
+/// Kernels with one name.
+const PLAIN: &[&str] = &[
+    "add_gated",
+    "attention_prompt_f16",
+    "attention_prompt_f32",
+    "attention_prompt_q8_0",
+    "attention_window_f16",
+    "attention_window_f32",
+    "attention_window_join",
+    "attention_window_q8_0",
+    "delta_conv",
+    "delta_gates",
+    "delta_history",
+    "delta_rule",
+    "experts_activate",
+    "experts_prompt_add",
+    "experts_window_add",
+    "gated_head_norm",
+    "head_norm_rope",
+    "join_rows",
+    "kv_store",
+    "quantise",
+    "rms_norm",
+    "router",
+    "sigmoid_gate",
+    "split_gates",
+    "swiglu",
+];
+/// Kernels with a variant for each element type, whose name follows theirs.
+const BY_TYPE: &[&str] = &["experts_prompt", "experts_window", "mat_mul_prompt", "mat_mul_window"];
+
+/// Which kernel: one of a name, or its variant for an element type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Kernel(pub &'static str, pub Option<QuantType>);
+
+impl Kernel {
+    /// Its name in the image.
+    fn name(self) -> String {
+        let mut name = self.0.to_owned();
+        if let Some(quant_type) = self.1 {
+            write!(name, "_{quant_type}").expect("a text takes any text");
+        }
+        name.to_lowercase()
+    }
+
+    fn all() -> impl Iterator<Item = Self> {
+        let variants = |name: &'static str| QuantType::ALL.into_iter().map(move |quant_type| Self(name, Some(quant_type)));
+        PLAIN.iter().map(|name| Self(name, None)).chain(BY_TYPE.iter().copied().flat_map(variants))
+    }
+}
+
+/// How many threads run a kernel: blocks, and threads in each.
+#[derive(Clone, Copy, Debug)]
+pub struct Grid {
+    /// Blocks.
+    pub blocks: [u32; 3],
+    /// Threads of a block.
+    pub threads: u32,
+}
+
+/// The kernels of a device; unloaded on drop.
+pub struct Kernels {
+    context: Rc<Context>,
+    module: CUmodule,
+    functions: HashMap<Kernel, CUfunction>,
+}
+
+/// The image, or why there is none.
+fn image(named: Option<&OsStr>) -> std::result::Result<Cow<'static, [u8]>, String> {
+    if let Some(path) = named.filter(|path| !path.is_empty()) {
+        let path = Path::new(path);
+        let mut image = std::fs::read(path).map_err(|error| format!("{IMAGE_VARIABLE} names {}: {error}", path.display()))?;
+        // The driver is not told how long an image is. PTX ends in a zero, and what is no image at all ends here at the latest.
+        image.extend_from_slice(&[0; 64]);
+        return Ok(Cow::Owned(image));
+    }
+    if EMBEDDED.0.is_empty() {
+        return Err(format!(
+            "this program was built without CUDA kernels, because nvcc was not found or failed: build it again with NVCC or CUDA_HOME \
+             naming the compiler (CUDA 12.8 or later), or let {IMAGE_VARIABLE} name an image"
+        ));
+    }
+    Ok(Cow::Borrowed(&EMBEDDED.0))
+}
+
+impl Kernels {
+    /// Loads the image and finds its kernels; the context is current.
+    ///
+    /// # Errors
+    /// What is wrong with the image, in words.
+    pub fn load(context: &Rc<Context>) -> std::result::Result<Self, String> {
+        let image = image(std::env::var_os(IMAGE_VARIABLE).as_deref())?;
+        let mut module = ptr::null_mut();
+        // SAFETY: the context is current; `module` is a place for one handle; the driver takes the image's own word for its length, which
+        // whoever built or named the image answers for.
+        unsafe { call!(cuModuleLoadData(&raw mut module, image.as_ptr().cast())) }.map_err(|error| match error.code {
+            CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU | CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION => {
+                format!("the kernels were not built for this card or driver ({error}): build with EBBTIDE_CUDA_ARCHS naming the card's")
+            }
+            _ => format!("the kernels cannot be loaded: {error}"),
+        })?;
+        let mut kernels = Self { context: Rc::clone(context), module, functions: HashMap::new() };
+        for kernel in Kernel::all() {
+            if let Some(function) = kernels.find(kernel).map_err(|error| format!("{}: {error}", kernel.name()))? {
+                kernels.functions.insert(kernel, function);
+            }
+        }
+        Ok(kernels)
+    }
+
+    fn find(&self, kernel: Kernel) -> std::result::Result<Option<CUfunction>, DriverError> {
+        let name = CString::new(kernel.name()).expect("a name without zeros");
+        let mut function = ptr::null_mut();
+        // SAFETY: the module lives; `function` is a place for one handle; the name ends in a zero.
+        match unsafe { call!(cuModuleGetFunction(&raw mut function, self.module, name.as_ptr())) } {
+            Ok(()) => Ok(Some(function)),
+            Err(DriverError { code: CUresult::CUDA_ERROR_NOT_FOUND, .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Queues a kernel on a stream.
+    ///
+    /// # Safety
+    /// The addresses in `args` are live until the queued kernel has run, in the extent and with the access that the kernel's source says,
+    /// and nothing else writes what it reads meanwhile.
+    ///
+    /// # Errors
+    /// [`BackendError::Unsupported`] for a kernel that the image lacks, else the driver's.
+    pub unsafe fn queue<A: Args>(&self, stream: &CudaStream, kernel: Kernel, grid: Grid, args: &A) -> Result<()> {
+        let Some(&function) = self.functions.get(&kernel) else {
+            let what = format!("the operation {}, whose kernel the image lacks", kernel.name());
+            return Err(BackendError::Unsupported { backend: BACKEND, what });
+        };
+        let mut bytes = size_of::<A>();
+        // With its length, so that a driver refuses arguments of another size than the kernel's.
+        let mut packed = [
+            ptr::without_provenance_mut::<c_void>(BUFFER_POINTER),
+            ptr::from_ref(args).cast_mut().cast(),
+            ptr::without_provenance_mut(BUFFER_BYTES),
+            (&raw mut bytes).cast(),
+            ptr::null_mut(),
+        ];
+        let [x, y, z] = grid.blocks;
+        // SAFETY: function and stream live, in the context that is current; the driver copies the arguments before it returns; they are
+        // the kernel's by `Args`, and what they point to is the caller's promise.
+        let queued =
+            unsafe { call!(cuLaunchKernel(function, x, y, z, grid.threads, 1, 1, 0, stream.raw(), ptr::null_mut(), packed.as_mut_ptr())) };
+        self.context.told(queued)
+    }
+}
+
+/// `CU_LAUNCH_PARAM_BUFFER_POINTER` and `CU_LAUNCH_PARAM_BUFFER_SIZE`: numbers that the driver takes as addresses.
+const BUFFER_POINTER: usize = 1;
+const BUFFER_BYTES: usize = 2;
+
+impl Drop for Kernels {
+    fn drop(&mut self) {
+        if self.context.enter().is_ok() {
+            // SAFETY: the module lives and this is its last use; streams are synchronised or gone when a backend is dropped. An error
+            // leaves nothing to do.
+            let _ = unsafe { sys::cuModuleUnload(self.module) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_variant_is_called_by_its_operation_and_type() {
+        assert_eq!(Kernel("rms_norm", None).name(), "rms_norm");
+        assert_eq!(Kernel("mat_mul_window", Some(QuantType::IQ3_XXS)).name(), "mat_mul_window_iq3_xxs");
+    }
+
+    #[test]
+    fn an_image_that_cannot_be_read_is_named_with_its_variable() {
+        let reason = image(Some(OsStr::new("/no/such/image"))).expect_err("there is none");
+        assert!(reason.starts_with("EBBTIDE_CUDA_IMAGE names /no/such/image: "), "{reason}");
+        if EMBEDDED.0.is_empty() {
+            let reason = image(None).expect_err("there is none");
+            assert!(reason.contains("NVCC or CUDA_HOME"), "{reason}");
+        }
+    }
+}

@@ -1,0 +1,11 @@
+// All kernels, in one image.
+#include "attention.cuh"
+#include "delta.cuh"
+#include "experts.cuh"
+#include "gates.cuh"
+#include "heads.cuh"
+#include "kv_store.cuh"
+#include "mat_mul.cuh"
+#include "quantise.cuh"
+#include "rms_norm.cuh"
+#include "router.cuh"
