@@ -8,6 +8,7 @@
 
 use std::env;
 use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
@@ -99,12 +100,33 @@ fn compile_cuda(toolchain: &Toolchain, image: &Path) -> Result<(), String> {
     // What is fused is written so in the source: a result must not depend on what the compiler finds worth fusing in one kernel or another.
     command.args(["-fatbin", "-O3", "-std=c++17", "-fmad=false", "-t", "0"]).args(archs);
     command.arg(Path::new(CUDA_SOURCES).join("ebbtide.cu")).arg("-o").arg(image);
-    let made = command.output().map_err(|error| format!("{} does not start: {error}", nvcc.display()))?;
-    if made.status.success() {
+    // The compiler takes a minute and more; Cargo asks again whenever a variable changes that may name another one.
+    let (made_of, stamp) = (fingerprint(&command)?, image.with_extension("stamp"));
+    if image.is_file() && fs::read_to_string(&stamp).is_ok_and(|stamp| stamp == made_of) {
         return Ok(());
     }
-    let said = String::from_utf8_lossy(&made.stderr).lines().filter(|line| line.contains("error")).take(8).collect::<Vec<_>>().join("; ");
-    Err(format!("{} failed ({}): {said}", nvcc.display(), made.status))
+    let made = command.output().map_err(|error| format!("{} does not start: {error}", nvcc.display()))?;
+    if !made.status.success() {
+        let errors =
+            String::from_utf8_lossy(&made.stderr).lines().filter(|line| line.contains("error")).take(8).collect::<Vec<_>>().join("; ");
+        return Err(format!("{} failed ({}): {errors}", nvcc.display(), made.status));
+    }
+    fs::write(&stamp, made_of).map_err(|error| format!("{}: {error}", stamp.display()))
+}
+
+/// What an image depends on: the command and the sources.
+fn fingerprint(command: &Command) -> Result<String, String> {
+    let of_folder = |error| format!("{CUDA_SOURCES}: {error}");
+    let mut paths = Vec::new();
+    for entry in fs::read_dir(CUDA_SOURCES).map_err(of_folder)? {
+        paths.push(entry.map_err(of_folder)?.path());
+    }
+    paths.sort();
+    let mut hasher = DefaultHasher::new();
+    for path in paths {
+        fs::read(&path).map_err(|error| format!("{}: {error}", path.display()))?.hash(&mut hasher);
+    }
+    Ok(format!("{command:?} {:016x}", hasher.finish()))
 }
 
 /// The image of the `cuda` kernels, empty where they cannot be compiled.
@@ -119,6 +141,8 @@ fn cuda_image(toolchain: &Toolchain, required: bool) -> ExitCode {
         println!("cargo::error={REQUIRE}=1, but the CUDA kernels cannot be built: {reason}");
         return ExitCode::FAILURE;
     }
+    // An image of earlier on is not left to be taken for this build's.
+    let _ = fs::remove_file(image.with_extension("stamp"));
     println!("cargo::warning=built without CUDA kernels, so that the program opens no CUDA device: {reason}");
     if let Err(error) = fs::write(&image, []) {
         println!("cargo::error={}: {error}", image.display());

@@ -1,4 +1,4 @@
-//! What a build with a GPU feature owes its user while there are no kernels for that device: to say so.
+//! What a build with a GPU feature owes its user while the program does not run models on that device: to say so.
 //!
 //! Owns the words, which are the same for all devices; the question to the driver is each device's own.
 
@@ -30,7 +30,7 @@ impl GpuFeature {
             Some(Ok(names)) if names.is_empty() => format!("The {name} driver has no device."),
             Some(Ok(names)) => format!("The {name} driver has: {}.", names.join(", ")),
         };
-        format!("built with the feature `{feature}`, but this version has no {name} kernels yet: models run on the host backend. {found}")
+        format!("built with the feature `{feature}`, but this version runs models on the host backend alone. {found}")
     }
 }
 
@@ -42,7 +42,7 @@ mod tests {
         GpuFeature { name: "CUDA", feature: "cuda", device_names }.notice()
     }
 
-    const START: &str = "built with the feature `cuda`, but this version has no CUDA kernels yet: models run on the host backend. ";
+    const START: &str = "built with the feature `cuda`, but this version runs models on the host backend alone. ";
 
     #[test]
     fn the_notice_ends_with_the_driver_s_answer() {

@@ -1,7 +1,7 @@
 //! The backends this build has.
 //!
-//! [`host`] always. A GPU feature adds the question whether its driver is there; its kernels come in a later version, so
-//! [`GPU_FEATURE`] is what the program tells its user instead.
+//! [`host`] always. A GPU feature adds the question whether its driver is there, and `cuda` a whole backend; the program does not choose
+//! it yet, so [`GPU_FEATURE`] is what it tells its user instead.
 
 pub mod gpu_feature;
 pub mod host;
@@ -40,7 +40,7 @@ mod tests {
         assert_eq!(GPU_FEATURE.is_some(), cfg!(any(feature = "cuda", feature = "hip", feature = "sycl")));
         if let Some(feature) = GPU_FEATURE {
             let notice = feature.notice();
-            assert!(notice.contains("run on the host backend") && notice.contains(feature.name), "{notice}");
+            assert!(notice.contains("on the host backend alone") && notice.contains(feature.name), "{notice}");
         }
     }
 }

@@ -12,13 +12,14 @@ mod fake_gpu;
 use std::sync::Arc;
 
 use device::{Rig, bytes_of, part, start};
-use ebbtide::backend::op::{DeltaShape, Op};
+use ebbtide::backend::op::{DeltaShape, ExpertShape, KvFormat, Op, Path, expert_scratch_bytes};
 use ebbtide::backend::{Backend, BackendError, Copy, DeviceMemory, Direction, HostRegion, MemoryInfo, PinnedMemory, Pool};
 use ebbtide::backends::cuda::{CudaBackend, DeviceChoice};
 use ebbtide::backends::gpu_feature::GpuFeature;
 use ebbtide::experts::{ExpertStore, StoreError};
 use ebbtide::gguf::GgufFile;
 use ebbtide::model::{ModelShape, ModelWeights};
+use ebbtide::quant::{ActivationFormat, QuantType};
 use ebbtide::units::Bytes;
 use fake_gpu::{on_the_look_alike, without_a_driver};
 
@@ -68,7 +69,7 @@ fn a_machine_without_a_driver_is_told_what_is_missing() {
         let reason = refusal("");
         assert!(reason.contains("libcuda.so") && reason.contains("LD_LIBRARY_PATH"), "{reason}");
         let feature = GpuFeature { name: "CUDA", feature: "cuda", device_names: Some(ebbtide::backends::cuda::driver::device_names) };
-        assert!(feature.notice().contains("run on the host backend") && feature.notice().contains("libcuda.so"), "{}", feature.notice());
+        assert!(feature.notice().contains("on the host backend alone") && feature.notice().contains("libcuda.so"), "{}", feature.notice());
     });
 }
 
@@ -370,6 +371,67 @@ on_the_look_alike!(operands_are_refused_before_anything_is_queued, [], || {
     assert!(matches!(refused, Err(BackendError::BadOperand { op: "rms_norm", .. })), "{refused:?}");
     assert_eq!(rig.download(out.range()), [7; 64]);
     rig.run(&norm(start(&x), start(&weight), start(&out))).expect("the right operands run");
+});
+
+on_the_look_alike!(attention_takes_its_memory_in_the_middle_of_a_capture_and_keeps_it_for_the_graph, [], || {
+    let rig = rig();
+    let (n_ctx, n_head, head_dim) = (200, 2, 32);
+    let row = (n_head * head_dim) as usize;
+    let ones = rig.upload(&bytes_of(&vec![1.0; n_ctx as usize * row]));
+    let (q, out, position, first_row) =
+        (rig.upload(&bytes_of(&vec![0.5; row])), rig.buffer(4 * row), rig.upload(&[150, 0, 0, 0]), rig.upload(&[0; 4]));
+    let attention = |n_ctx, path| Op::Attention {
+        q: start(&q),
+        k_cache: start(&ones),
+        v_cache: start(&ones),
+        format: KvFormat::F32,
+        positions: start(&position),
+        first_row: start(&first_row),
+        out: start(&out),
+        n_rows: 1,
+        n_head,
+        n_head_kv: n_head,
+        head_dim,
+        n_ctx,
+        scale: 1.0,
+        path,
+    };
+    let before = free(&rig);
+    rig.backend.begin_capture(&rig.stream).expect("idle");
+    rig.backend.launch(&rig.stream, &attention(160, Path::Window)).expect("recorded");
+    let graph = rig.backend.end_capture(&rig.stream).expect("the allocation left the capture whole");
+    let taken = before.saturating_sub(free(&rig));
+    // Eight rows, two heads, three stretches of keys, 34 numbers a record.
+    assert_eq!(taken, Bytes(8 * 2 * 3 * 34 * 4).max(Bytes(6656)), "a piece for a full window");
+    rig.run(&attention(160, Path::Window)).expect("runs");
+    assert_eq!(before.saturating_sub(free(&rig)), taken, "the same piece");
+    rig.run(&attention(200, Path::Window)).expect("a longer cache takes a larger one");
+    rig.backend.fill(&rig.stream, out.range(), 0xFF).expect("queued");
+    rig.backend.replay(&rig.stream, &graph).expect("queued");
+    assert_eq!(rig.download(out.range()), bytes_of(&vec![1.0; row]), "and the graph goes on with its own");
+});
+
+on_the_look_alike!(a_kernel_that_is_led_to_dead_memory_loses_the_device, [], || {
+    let rig = rig();
+    let (quant_type, format) = (QuantType::F32, ActivationFormat::F32);
+    let shape = ExpertShape {
+        n_embd: 8,
+        n_ff: 8,
+        gate_type: quant_type,
+        up_type: quant_type,
+        down_type: quant_type,
+        input_format: format,
+        down_format: format,
+    };
+    let numbers = rig.upload(&bytes_of(&[1.0; 8]));
+    let (ids, table, residual) = (rig.upload(&[0; 4]), rig.buffer(24), rig.upload(&bytes_of(&[1.0; 8])));
+    let scratch = rig.buffer(Bytes(expert_scratch_bytes(&shape, 1)).as_usize());
+    let (input, weights) = (start(&numbers), start(&numbers));
+    let (ids, table, residual, scratch) = (start(&ids), start(&table), start(&residual), start(&scratch));
+    let op = Op::ExpertsWindow { input, ids, weights, table, residual, n_rows: 1, n_expert: 1, n_used: 1, shape, scratch };
+    rig.backend.launch(&rig.stream, &op).expect("queued: only the device reads the table, which nobody filled");
+    let fault = rig.backend.synchronise(&rig.stream);
+    assert!(matches!(&fault, Err(BackendError::DeviceLost { reason }) if reason.contains("ILLEGAL_ADDRESS (700)")), "{fault:?}");
 });
 
 on_the_look_alike!(an_image_that_is_not_there_is_named, ["EBBTIDE_CUDA_IMAGE" = "/no/such/image"], || {

@@ -189,9 +189,9 @@ const BUFFER_BYTES: usize = 2;
 impl Drop for Kernels {
     fn drop(&mut self) {
         if self.context.enter().is_ok() {
-            // SAFETY: the module lives and this is its last use; streams are synchronised or gone when a backend is dropped. An error
+            // SAFETY: the context is current; the module lives and this is its last use, after the work that may run its kernels. An error
             // leaves nothing to do.
-            let _ = unsafe { sys::cuModuleUnload(self.module) };
+            let _ = unsafe { (sys::cuCtxSynchronize(), sys::cuModuleUnload(self.module)) };
         }
     }
 }

@@ -276,7 +276,8 @@ pub enum Op {
     /// `[n_rows, n_head_v, head_dim]`. `state` is that at the beginning of the step that row 0 (at `position`) belongs to, and
     /// `open` (see [`DeltaShape::open_bytes`]) holds that step's rows so far: those from `block_position`, the first of the block, or the
     /// last multiple of [`DELTA_STEP`], whichever is later. A step that is complete is folded into the state, one that is not when
-    /// `ends_block`. The result does not depend on how a block is cut into calls.
+    /// `ends_block`. The result does not depend on how a block is cut into calls. A backend that goes row by row may keep `state` behind the
+    /// last row instead and leave `open` alone: between the calls of a block the two are the backend's own.
     DeltaPrompt {
         qkv: Addr,
         beta: Addr,

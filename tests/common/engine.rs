@@ -4,6 +4,7 @@ use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use ebbtide::backend::Backend;
 use ebbtide::backends::host::{HostBackend, HostConfig};
 use ebbtide::engine::sampler::Sampling;
 use ebbtide::engine::{Engine, Outcome, Request};
@@ -101,12 +102,12 @@ pub fn greedy(prompt: &[TokenId], tokens_max: usize) -> Request {
 }
 
 /// Runs a request to its end.
-pub fn run(engine: &mut Engine<HostBackend>, request: &Request) -> Outcome {
+pub fn run<B: Backend>(engine: &mut Engine<B>, request: &Request) -> Outcome {
     engine.generate(request, &mut |_| ControlFlow::Continue(())).expect("the request runs")
 }
 
 /// Logits of every position.
-pub fn all_logits(engine: &mut Engine<HostBackend>, tokens: &[TokenId]) -> Vec<Vec<f32>> {
+pub fn all_logits<B: Backend>(engine: &mut Engine<B>, tokens: &[TokenId]) -> Vec<Vec<f32>> {
     let mut rows = Vec::new();
     let read = engine.logits(tokens, &mut |_| ControlFlow::Continue(()), &mut |row| rows.push(row.to_vec())).expect("logits");
     assert!(read.is_continue());
@@ -115,7 +116,7 @@ pub fn all_logits(engine: &mut Engine<HostBackend>, tokens: &[TokenId]) -> Vec<V
 
 /// Logits of every position, and the draft block's: its row i guesses token i + 2 from the trunk's row i and token i + 1; the last row
 /// takes the trunk's best token for the one that is missing.
-pub fn all_logits_with_drafts(engine: &mut Engine<HostBackend>, tokens: &[TokenId]) -> (Vec<Vec<f32>>, Vec<Vec<f32>>) {
+pub fn all_logits_with_drafts<B: Backend>(engine: &mut Engine<B>, tokens: &[TokenId]) -> (Vec<Vec<f32>>, Vec<Vec<f32>>) {
     let (mut rows, mut drafts) = (Vec::new(), Vec::new());
     let mut draft_sink = |row: &[f32]| drafts.push(row.to_vec());
     let read = engine

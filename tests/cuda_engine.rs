@@ -1,0 +1,132 @@
+//! Goal: the engine on the `cuda` backend computes what it computes on `host`. Method: teacher-forced logits of the same tokens on both,
+//! compared position by position, and greedy texts, whose tokens may part only where the two best were close. On the look-alike driver of
+//! `tests/fake-gpu/` with small synthetic models; with EBBTIDE_REAL_GPU=1 on the card, with the bundled models as well.
+
+mod common;
+#[path = "common/fake_gpu.rs"]
+#[allow(dead_code, reason = "every test program uses another part")]
+mod fake_gpu;
+
+use std::sync::Arc;
+
+use common::engine::{all_logits, bard, engine, exact_settings, greedy, hybrid_bard, run, settings, synthetic_model, tokens};
+use ebbtide::backends::cuda::{CudaBackend, DeviceChoice};
+use ebbtide::engine::Engine;
+use ebbtide::engine::sampler::argmax;
+use ebbtide::model::Model;
+use ebbtide::settings::{EngineSettings, KvType};
+use ebbtide::units::{Bytes, TokenId};
+use fake_gpu::on_either;
+
+/// Largest divergence at a position, in nats, where both round activations to 8 bits in sums of another order.
+const ROUNDED_NATS: f64 = 0.02;
+/// The same in exact arithmetic.
+const EXACT_NATS: f64 = 1e-6;
+/// A gap of the two best logits above which no rounding may exchange them.
+const CLEAR_GAP: f32 = 0.1;
+
+fn on_cuda(model: &Arc<Model>, settings: &EngineSettings) -> Engine<CudaBackend> {
+    let device = CudaBackend::open(&DeviceChoice::Best).expect("the device opens");
+    Engine::start(device, Arc::clone(model), settings, &mut |_, _| ()).expect("the engine starts")
+}
+
+fn log_probabilities(logits: &[f32]) -> Vec<f64> {
+    let largest = f64::from(logits.iter().copied().fold(f32::NEG_INFINITY, f32::max));
+    let total: f64 = logits.iter().map(|logit| (f64::from(*logit) - largest).exp()).sum();
+    logits.iter().map(|logit| f64::from(*logit) - largest - total.ln()).collect()
+}
+
+/// Kullback-Leibler divergence of the second from the first.
+fn divergence(expected: &[f32], actual: &[f32]) -> f64 {
+    log_probabilities(expected).iter().zip(log_probabilities(actual)).map(|(expected, actual)| expected.exp() * (expected - actual)).sum()
+}
+
+fn gap_of_best(logits: &[f32]) -> f32 {
+    let best = argmax(logits).expect("logits") as usize;
+    let second = logits.iter().enumerate().filter(|(token, _)| *token != best).map(|(_, logit)| *logit).fold(f32::NEG_INFINITY, f32::max);
+    logits[best] - second
+}
+
+#[track_caller]
+fn assert_same_logits(what: &str, model: &Arc<Model>, settings: &EngineSettings, text: &[TokenId], nats: f64) {
+    let expected = all_logits(&mut engine(model, settings), text);
+    let actual = all_logits(&mut on_cuda(model, settings), text);
+    assert_eq!(expected.len(), actual.len());
+    let mut largest = 0.0_f64;
+    for (position, (expected, actual)) in expected.iter().zip(&actual).enumerate() {
+        let apart = divergence(expected, actual);
+        // A NaN is below no bound.
+        assert!(apart <= nats, "{what}: {apart:e} nats at position {position}, at most {nats:e}");
+        largest = largest.max(apart);
+        let clear = gap_of_best(expected) > CLEAR_GAP;
+        assert!(!clear || argmax(expected) == argmax(actual), "{what}: another best token at position {position}");
+    }
+    println(&format!("{what}: at most {largest:.2e} nats over {} positions", expected.len()));
+}
+
+#[allow(clippy::print_stdout, reason = "figures for whoever runs the test by hand")]
+fn println(line: &str) {
+    println!("{line}");
+}
+
+/// Prompt and greedy text on both; the texts part at most where the two best were close on the host.
+#[track_caller]
+fn assert_same_text(what: &str, model: &Arc<Model>, settings: &EngineSettings, prompt: &[TokenId], n_tokens: usize) {
+    let request = greedy(prompt, n_tokens);
+    let expected = run(&mut engine(model, settings), &request).tokens;
+    let actual = run(&mut on_cuda(model, settings), &request).tokens;
+    let Some(parted) = expected.iter().zip(&actual).position(|(expected, actual)| expected != actual) else {
+        assert_eq!(expected.len(), actual.len(), "{what}");
+        return println(&format!("{what}: {} tokens, all the same", expected.len()));
+    };
+    let text: Vec<TokenId> = prompt.iter().chain(&expected[..parted]).copied().collect();
+    let rows = all_logits(&mut engine(model, settings), &text);
+    let gap = gap_of_best(&rows[text.len() - 1]);
+    assert!(gap <= CLEAR_GAP, "{what}: token {parted} differs where the two best were {gap} apart");
+    println(&format!("{what}: parted at token {parted}, where the two best were {gap} apart"));
+}
+
+#[test]
+fn synthetic_models_have_the_logits_of_the_host() {
+    on_either("synthetic_models_have_the_logits_of_the_host", || {
+        for args in ["--shape micro --seed 2 --type Q4_K", "--arch qwen35moe --shape micro --seed 2 --type IQ4_NL --mtp 1"] {
+            let model = synthetic_model(args);
+            let text = tokens(3, 40, model.shape.n_vocab);
+            assert_same_logits(args, &model, &settings(64), &text, ROUNDED_NATS);
+            assert_same_logits(&format!("{args}, exact"), &model, &exact_settings(64), &text, EXACT_NATS);
+        }
+    });
+}
+
+#[test]
+fn a_synthetic_model_writes_the_text_of_the_host() {
+    on_either("a_synthetic_model_writes_the_text_of_the_host", || {
+        for args in
+            ["--shape micro --seed 3 --type IQ3_XXS --head-type Q5_K", "--arch qwen35moe --shape micro --seed 4 --type Q4_K --mtp 1"]
+        {
+            let model = synthetic_model(args);
+            let prompt = tokens(5, 70, model.shape.n_vocab);
+            assert_same_text(args, &model, &EngineSettings { kv: KvType::Q8_0, ..settings(128) }, &prompt, 12);
+        }
+    });
+}
+
+#[test]
+#[ignore = "takes minutes on the look-alike: for a card, with EBBTIDE_REAL_GPU=1 and --include-ignored"]
+fn bundled_models_have_logits_and_text_of_the_host() {
+    on_either("bundled_models_have_logits_and_text_of_the_host", || {
+        for (name, model) in [("bard", bard()), ("hybrid bard", hybrid_bard())] {
+            let text = tokens(7, 600, model.shape.n_vocab);
+            let settings = EngineSettings { vram: Bytes::mib(512), ..settings(1024) };
+            assert_same_logits(name, &model, &settings, &text, ROUNDED_NATS);
+            assert_same_logits(
+                &format!("{name}, exact"),
+                &model,
+                &EngineSettings { vram: Bytes::mib(512), ..exact_settings(1024) },
+                &text,
+                EXACT_NATS,
+            );
+            assert_same_text(name, &model, &settings, &text[..200], 100);
+        }
+    });
+}
