@@ -46,6 +46,7 @@ macro_rules! ops_suite {
             the_result_of_a_row_does_not_depend_on_the_rows_beside_it,
             heads_are_normed_and_their_first_numbers_turned,
             attention_sees_the_stored_rows_up_to_its_own_position,
+            a_row_does_not_meet_values_behind_its_position,
             the_router_takes_the_largest_with_ties_to_the_lower,
             a_windows_experts_are_added_wherever_they_lie,
             a_prompts_experts_are_added_in_tiles_of_any_size,
@@ -367,6 +368,53 @@ fn attention_sees_the_stored_rows_up_to_its_own_position<B: Backend>(rig: &Rig<B
                 &expected,
                 cache_tolerance(format),
             );
+        }
+    }
+}
+
+fn a_row_does_not_meet_values_behind_its_position<B: Backend>(rig: &Rig<B>) {
+    let (n_ctx, n_head, head_dim, n_stored) = (80_u32, 2_u32, 64_u32, 75_u32);
+    let row_len = (n_head * head_dim) as usize;
+    for format in [KvFormat::F32, KvFormat::F16] {
+        let mut numbers = Numbers::seeded(12);
+        let keys = numbers.floats(n_stored as usize * row_len, 1.0);
+        let mut values = numbers.floats(keys.len(), 1.0);
+        // The last row alone sees its own values, beside which a share of zero would not be nothing.
+        values[keys.len() - row_len..].fill(f32::NAN);
+        let (all, first_row) = (rig.upload_i32(&(0..75).collect::<Vec<i32>>()), rig.upload_i32(&[0]));
+        let (all_at, first_row_at) = (start(&all), start(&first_row));
+        let caches = [&keys, &values].map(|rows| {
+            let (rows, cache) = (rig.upload_f32(rows), rig.buffer((n_ctx * n_head) as usize * format.row_bytes(head_dim as usize)));
+            let (rows, cache_at) = (start(&rows), start(&cache));
+            let (positions, n_rows, n_head_kv, first_row) = (all_at, n_stored, n_head, first_row_at);
+            rig.run(&Op::KvStore { rows, cache: cache_at, format, positions, first_row, n_rows, n_head_kv, head_dim, n_ctx })
+                .expect("runs");
+            cache
+        });
+        let queries = numbers.floats(3 * row_len, 1.0);
+        let (q, out, positions) = (rig.upload_f32(&queries), rig.buffer(4 * queries.len()), rig.upload_i32(&[5, 73, 74]));
+        for path in [Path::Prompt, Path::Window] {
+            let op = Op::Attention {
+                q: start(&q),
+                k_cache: start(&caches[0]),
+                v_cache: start(&caches[1]),
+                format,
+                positions: start(&positions),
+                first_row: first_row_at,
+                out: start(&out),
+                n_rows: 3,
+                n_head,
+                n_head_kv: n_head,
+                head_dim,
+                n_ctx,
+                scale: 0.2,
+                path,
+            };
+            rig.run(&op).expect("runs");
+            let results = rig.download_f32(&out);
+            let (before, last) = results.split_at(2 * row_len);
+            assert!(before.iter().all(|value| value.is_finite()), "{format:?} {path:?}: a value behind the row was met");
+            assert!(last.iter().all(|value| value.is_nan()), "{format:?} {path:?}: the row itself was not seen");
         }
     }
 }
