@@ -10,7 +10,7 @@ use std::sync::{Arc, LazyLock};
 use common::engine::{all_logits, device, engine, greedy, hybrid_bard, run, settings, synthetic_model, tokens};
 use ebbtide::backends::host::{Faults, HostBackend};
 use ebbtide::engine::timelines::Place;
-use ebbtide::engine::{Engine, Event, Finish, Outcome};
+use ebbtide::engine::{Engine, Event, Finish, Outcome, Request};
 use ebbtide::model::Model;
 use ebbtide::settings::{AliasThreshold, EngineSettings, ExpertCache, ShortRead};
 use ebbtide::units::{Bytes, TokenId};
@@ -51,14 +51,16 @@ impl Pair {
         Self { reusing: engine(&MODEL, &deterministic(budget)), plain: engine(&MODEL, &deterministic(Bytes::ZERO)), budget }
     }
 
-    /// Runs a prompt on both engines and demands the same tokens.
+    /// Runs a prompt on both engines and demands the same tokens, of the same probability to the last bit: a state that is not quite the
+    /// right one need not change a token.
     fn same(&mut self, prompt: &[TokenId], tokens_max: usize) -> Outcome {
-        let request = greedy(prompt, tokens_max);
+        let request = Request { logprobs: Some(1), ..greedy(prompt, tokens_max) };
         let expected = run(&mut self.plain, &request);
         let budget = self.budget;
         let reusing = &mut self.reusing;
         let found = run(reusing, &request);
-        assert_eq!(found.tokens, expected.tokens, "{} of {} reused, {:?}", found.reused_tokens, prompt.len(), found.place);
+        let at = format!("{} of {} reused, {:?}", found.reused_tokens, prompt.len(), found.place);
+        assert_eq!((&found.tokens, &found.logprobs), (&expected.tokens, &expected.logprobs), "{at}");
         assert!(found.reused_tokens < prompt.len() && found.reused_tokens.is_multiple_of(64));
         assert!(reusing.prefix_bytes() <= budget, "{} of {budget}", reusing.prefix_bytes());
         found
@@ -90,14 +92,14 @@ fn a_second_turn_reads_what_is_new() {
 fn without_determinism_a_conversation_goes_on_from_the_live_state() {
     let mut engine = engine(&MODEL, &base(ROOMY));
     let mut prompt = tokens(1, 300, N_VOCAB);
-    for turn in 0..3 {
+    for (turn, n_new) in [30, 0, 1].into_iter().enumerate() {
         let before = engine.sequence_tokens().len();
         let outcome = run(&mut engine, &greedy(&prompt, 12));
         assert_eq!(outcome.reused_tokens, before, "turn {turn}: all that is known");
         prompt.extend(&outcome.tokens);
         // The last token written was chosen and never read.
         assert_eq!(engine.sequence_tokens(), &prompt[..prompt.len() - 1]);
-        prompt.extend(tokens(turn, [30, 0, 1][turn as usize], N_VOCAB));
+        prompt.extend(tokens(7, n_new, N_VOCAB));
     }
     let counters = engine.prefix_counters();
     assert_eq!(counters.snapshots_used, 0, "{counters:?}");
@@ -216,12 +218,13 @@ fn a_side_request_that_outgrows_its_room_takes_its_state_along() {
 #[test]
 fn random_edits_of_a_long_prompt_change_no_token_whatever_the_budget() {
     let state = state_bytes();
+    let (mut n_cancelled, mut places) = (0, Vec::new());
     // From less than one copy of the state to plenty.
-    for (budget, rounds) in [(state - Bytes(1), 8), (state * 2, 20), (state * 6, 24), (ROOMY, 20)] {
+    for (budget, rounds) in [(state - Bytes(1), 6), (state * 2, 16), (state * 6, 18), (ROOMY, 12)] {
         let mut pair = Pair::new(budget);
         let mut prompt = tokens(1, 900, N_VOCAB);
-        let (mut n_reused, mut n_cancelled, mut places) = (0, 0, Vec::new());
-        for random in tokens(77, rounds, 1 << 30) {
+        let mut n_reused = 0;
+        for random in tokens(77 + rounds as u64, rounds, 1 << 30) {
             let (kind, number) = (random % 6, (random / 6) as usize);
             let seed = u64::from(random);
             match kind {
@@ -253,11 +256,12 @@ fn random_edits_of_a_long_prompt_change_no_token_whatever_the_budget() {
         if budget < state {
             assert_eq!((n_reused, counters.snapshots), (0, 0), "{counters:?}");
         } else {
-            assert!(n_reused > 5 && n_cancelled > 1 && counters.snapshots_used > 5, "{n_reused}, {n_cancelled}, {counters:?}");
-            assert!(places.contains(&Place::Side) && places.contains(&Place::Main), "{places:?}");
+            assert!(n_reused > 3 && counters.snapshots_used > 3, "{n_reused}, {counters:?}");
             assert!(counters.dropped > 0 || budget == ROOMY, "{counters:?}");
         }
     }
+    assert!(n_cancelled > 3, "{n_cancelled}");
+    assert!(places.contains(&Place::Side) && places.contains(&Place::Main), "{places:?}");
 }
 
 #[test]
@@ -265,10 +269,10 @@ fn a_block_that_is_stopped_leaves_the_state_that_it_began_with() {
     let mut pair = Pair::new(ROOMY);
     let first = tokens(1, 700, N_VOCAB);
     pair.same(&first, 4);
-    let (mut blocks, mut seed) = (0, 2);
-    for stop_at in (0..60).step_by(4) {
-        // Another turn behind the same copy of the state, stopped while it is read.
-        let turn = [&first[..650], &tokens(seed, 250, N_VOCAB)].concat();
+    let mut blocks = 0;
+    for stop_at in 0..20 {
+        // Another short turn behind the same copy of the state, stopped while it is read.
+        let turn = [&first[..650], &tokens(stop_at, 9, N_VOCAB)].concat();
         let mut n_events = 0;
         let stopped = pair.reusing.generate(&greedy(&turn, 4), &mut |_| {
             n_events += 1;
@@ -276,7 +280,7 @@ fn a_block_that_is_stopped_leaves_the_state_that_it_began_with() {
         });
         let stopped = stopped.expect("stopping is no error");
         assert_eq!(stopped.reused_tokens, 640);
-        if stopped.finish != Finish::Cancelled || !stopped.tokens.is_empty() {
+        if !stopped.tokens.is_empty() {
             break;
         }
         blocks += 1;
@@ -284,9 +288,8 @@ fn a_block_that_is_stopped_leaves_the_state_that_it_began_with() {
         let used = pair.reusing.prefix_counters().snapshots_used;
         assert_eq!(pair.same(&turn, 4).reused_tokens, 640);
         assert_eq!(pair.reusing.prefix_counters().snapshots_used, used, "the live state was gone on from");
-        seed += 1;
     }
-    assert!(blocks > 2, "{blocks} were stopped inside");
+    assert!(blocks > 5, "{blocks} were stopped inside");
 }
 
 #[test]
@@ -303,9 +306,12 @@ fn with_less_room_than_one_state_only_the_live_one_is_gone_on_from() {
 #[test]
 fn a_transfer_refused_while_a_state_is_brought_back_is_an_error_or_right_tokens() {
     let (conversation, other) = (tokens(1, 700, N_VOCAB), tokens(2, 650, N_VOCAB));
-    let longer = [&conversation[..], &tokens(3, 60, N_VOCAB)].concat();
+    // Soon behind the copy at 640 tokens: what a wrong state does fades.
+    let longer = [&conversation[..660], &tokens(3, 8, N_VOCAB)].concat();
     let settings = deterministic(ROOMY);
-    let expected = run(&mut engine(&MODEL, &deterministic(Bytes::ZERO)), &greedy(&longer, 6)).tokens;
+    let request = Request { logprobs: Some(0), ..greedy(&longer, 6) };
+    let expected = run(&mut engine(&MODEL, &deterministic(Bytes::ZERO)), &request);
+    let is_right = |found: &Outcome| found.tokens == expected.tokens && found.logprobs == expected.logprobs;
     let (mut n_failed, mut n_resumed) = (0, 0);
     for refused in (0..24).chain((24..400).step_by(29)) {
         let device = device(&settings);
@@ -314,8 +320,8 @@ fn a_transfer_refused_while_a_state_is_brought_back_is_an_error_or_right_tokens(
         run(&mut engine, &greedy(&conversation, 2));
         run(&mut engine, &greedy(&other, 2));
         faults.faults().transfers_until_refused = Some(refused);
-        match engine.generate(&greedy(&longer, 6), &mut |_| ControlFlow::Continue(())) {
-            Ok(outcome) => assert_eq!(outcome.tokens, expected, "transfer {refused}"),
+        match engine.generate(&request, &mut |_| ControlFlow::Continue(())) {
+            Ok(outcome) => assert!(is_right(&outcome), "transfer {refused}"),
             Err(error) => {
                 assert!(error.to_string().contains("injected fault"), "{error}");
                 n_failed += 1;
@@ -327,8 +333,8 @@ fn a_transfer_refused_while_a_state_is_brought_back_is_an_error_or_right_tokens(
             engine.window(&[1, 2], None).expect("a window");
             engine.accept(1).expect("accepted");
         }
-        let outcome = run(&mut engine, &greedy(&longer, 6));
-        assert_eq!(outcome.tokens, expected, "after transfer {refused} was refused");
+        let outcome = run(&mut engine, &request);
+        assert!(is_right(&outcome), "after transfer {refused} was refused");
         n_resumed += usize::from(outcome.reused_tokens > 0);
         assert!(engine.prefix_bytes() <= ROOMY);
     }
