@@ -25,8 +25,10 @@ impl Pair {
     }
 
     fn ask(&mut self, request: &Request, stop_after: usize) -> Outcome {
-        let [found, expected] = [&mut self.drafting, &mut self.plain].map(|engine| run_until(engine, request, stop_after));
+        let request = Request { logprobs: Some(0), ..request.clone() };
+        let [found, expected] = [&mut self.drafting, &mut self.plain].map(|engine| run_until(engine, &request, stop_after));
         assert_eq!((&found.tokens, found.finish), (&expected.tokens, expected.finish));
+        assert_eq!((found.logprobs.len(), &found.logprobs), (found.tokens.len(), &expected.logprobs));
         assert_eq!((found.reused_tokens, found.place), (expected.reused_tokens, expected.place));
         assert_eq!(self.drafting.sequence_tokens(), self.plain.sequence_tokens());
         self.met.add(&found.drafts);
@@ -53,7 +55,7 @@ fn ended_everywhere(end: impl Fn(&mut Pair, &[TokenId], &[TokenId], usize) -> (O
     for deterministic in [false, true] {
         let settings = EngineSettings { deterministic, ..base(512) };
         let mut pair = Pair::new(&settings);
-        for at in (1..written.len()).step_by(if deterministic { 7 } else { 3 }) {
+        for at in (1..written.len()).step_by(if deterministic { 9 } else { 4 }) {
             let (outcome, kept) = end(&mut pair, &prompt, &written, at);
             assert_eq!(outcome.tokens, written[..kept], "{:?} at {at}", outcome.finish);
             let chosen = outcome.drafts.windows + outcome.drafts.accepted();

@@ -20,7 +20,7 @@ use ebbtide::engine::drafts::DraftCounters;
 use ebbtide::engine::sampler::Sampling;
 use ebbtide::engine::{Engine, Event, Outcome, Request};
 use ebbtide::model::Model;
-use ebbtide::settings::{DRAFTS_MAX, DraftSetting, DraftSettings, EngineSettings, ShortRead, SpecSetting};
+use ebbtide::settings::{DRAFTS_MAX, DraftSetting, DraftSettings, EngineSettings, ShortRead, SpecSetting, TokenSource};
 use ebbtide::units::TokenId;
 
 type Host = Engine<HostBackend>;
@@ -46,7 +46,7 @@ fn off() -> DraftSettings {
 
 /// Prompts are never read through windows: which way is the fastest depends on times, and windows round differently.
 fn base(ctx_tokens: u32) -> EngineSettings {
-    EngineSettings { short_read: ShortRead::Tokens(0), ..settings(ctx_tokens) }
+    EngineSettings { short_read: ShortRead::Tokens(0), threads: 1, ..settings(ctx_tokens) }
 }
 
 /// `n` tokens of text that the trained models were not trained on.
@@ -99,16 +99,20 @@ impl Met {
 /// draft. With `trained`, drafts of the draft layer have to be accepted, too.
 fn same_text(model: &Arc<Model>, base: &EngineSettings, requests: &[(&str, Request)], drafters: &[DraftSetting], trained: bool) {
     let mut plain = start(model, &EngineSettings { drafts: off(), ..base.clone() });
-    let expected: Vec<Vec<TokenId>> = requests.iter().map(|(_, request)| run(&mut plain, request).tokens).collect();
+    let expected: Vec<Outcome> = requests.iter().map(|(_, request)| run(&mut plain, request)).collect();
     for (number, &source) in drafters.iter().enumerate() {
         let mut met = Met::default();
         for most in 1..=DRAFTS_MAX {
-            let drafts = drafting(source, SpecSetting::Drafts(most));
+            // Some draft whether or not it pays, some choose among a quarter of all tokens with a head of their own.
+            let vocab = (most % 3 == 0).then(|| TokenSource::List((0..model.shape.n_vocab).step_by(4).collect()));
+            let drafts = DraftSettings { always: most % 2 == 0, vocab, ..drafting(source, SpecSetting::Drafts(most)) };
             let mut engine = start(model, &EngineSettings { drafts, ..base.clone() });
             let some = requests.iter().zip(&expected).skip((most as usize + number) % 3).step_by(3);
             for ((name, request), expected) in some {
                 let outcome = run(&mut engine, request);
-                assert_eq!(outcome.tokens, *expected, "{name}, {source}, {most} drafts, deterministic {}", base.deterministic);
+                let at = format!("{name}, {source}, {most} drafts, deterministic {}", base.deterministic);
+                assert_eq!(outcome.tokens, expected.tokens, "{at}");
+                assert_eq!((outcome.logprobs.len(), &outcome.logprobs), (40, &expected.logprobs), "{at}");
                 assert!(outcome.drafts.offered() <= outcome.drafts.windows * u64::from(most));
                 met.add(&outcome.drafts);
             }
@@ -124,7 +128,7 @@ fn same_text(model: &Arc<Model>, base: &EngineSettings, requests: &[(&str, Reque
 }
 
 fn requests(prompt: impl Fn(usize) -> Vec<TokenId>) -> Vec<(&'static str, Request)> {
-    let request = |(index, (name, sampling))| (name, Request { sampling, ..greedy(&prompt(index), 40) });
+    let request = |(index, (name, sampling))| (name, Request { sampling, logprobs: Some(2), ..greedy(&prompt(index), 40) });
     samplings().into_iter().enumerate().map(request).collect()
 }
 
