@@ -98,6 +98,33 @@ fn synthetic_models_have_the_logits_of_the_host() {
     });
 }
 
+/// Logits of every token of `text`, as bits, through captured windows of `n_rows` of which all are accepted.
+fn bits_through_windows(model: &Arc<Model>, text: &[TokenId], n_rows: usize) -> Vec<u32> {
+    let mut engine = on_cuda(model, &settings(64));
+    let mut all = Vec::new();
+    for window in text.chunks(n_rows) {
+        let mut logits = Vec::new();
+        engine.window(window, Some(&mut logits)).expect("a window");
+        engine.accept(window.len()).expect("accepted");
+        all.extend(logits.iter().map(|logit| logit.to_bits()));
+    }
+    all
+}
+
+#[test]
+fn every_row_of_a_window_has_the_bits_of_a_window_of_one() {
+    on_either("every_row_of_a_window_has_the_bits_of_a_window_of_one", || {
+        for args in ["--shape micro --seed 2 --type Q4_K", "--arch qwen35moe --shape micro --seed 2 --type IQ4_NL"] {
+            let model = synthetic_model(args);
+            let text = tokens(9, 15, model.shape.n_vocab);
+            let alone = bits_through_windows(&model, &text, 1);
+            for n_rows in [2, 5, 8] {
+                assert!(bits_through_windows(&model, &text, n_rows) == alone, "{args}: windows of {n_rows}");
+            }
+        }
+    });
+}
+
 #[test]
 fn a_synthetic_model_writes_the_text_of_the_host() {
     on_either("a_synthetic_model_writes_the_text_of_the_host", || {
