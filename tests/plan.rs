@@ -32,7 +32,14 @@ static LARGE: LazyLock<Arc<Model>> = LazyLock::new(|| {
 
 /// A device of `total` bytes that nobody else uses.
 fn empty_device(total: Bytes) -> DeviceBudget {
-    DeviceBudget { total, used_by_others: Bytes::ZERO, os_budget: None, graph_node_bytes: Bytes(512), borrow_spill: true }
+    DeviceBudget {
+        total,
+        used_by_others: Bytes::ZERO,
+        os_budget: None,
+        context_bytes: Bytes::ZERO,
+        graph_node_bytes: Bytes(512),
+        borrow_spill: true,
+    }
 }
 
 fn plan(model: &Model, settings: &EngineSettings) -> Result<Plan, PlanError> {
@@ -214,6 +221,7 @@ proptest! {
         let device = DeviceBudget {
             used_by_others: Bytes::mib(others),
             os_budget: os.map(Bytes::mib),
+            context_bytes: Bytes::ZERO,
             borrow_spill: spill,
             ..empty_device(total)
         };

@@ -52,7 +52,14 @@ fn plan(device: DeviceBudget, settings: &EngineSettings) -> Result<Plan, PlanErr
 /// has the document's 508 slots. `graphs` is what captured windows and all that a driver makes lazily take out of the reserve.
 fn card(graphs: Bytes) -> DeviceBudget {
     let total = Bytes::mib(8151);
-    let empty = DeviceBudget { total, used_by_others: Bytes::ZERO, os_budget: None, graph_node_bytes: Bytes::ZERO, borrow_spill: true };
+    let empty = DeviceBudget {
+        total,
+        used_by_others: Bytes::ZERO,
+        os_budget: None,
+        context_bytes: Bytes::ZERO,
+        graph_node_bytes: Bytes::ZERO,
+        borrow_spill: true,
+    };
     let roomy = plan(empty, &settings(CacheSizing::Exact, HeadAliasMode::Overlay)).expect("fits");
     let resident = roomy.dense_bytes + roomy.kv_bytes + roomy.window_bytes + roomy.head_bytes;
     let wanted = resident + roomy.slot_bytes * u64::from(DEFAULT_SLOTS) + roomy.slot_bytes.halved() + RESERVE;

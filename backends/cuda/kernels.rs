@@ -11,7 +11,7 @@ use std::path::Path;
 use std::ptr;
 use std::rc::Rc;
 
-use cudarc::driver::sys::{self, CUfunction, CUmodule, CUresult};
+use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute, CUmodule, CUresult};
 
 use super::BACKEND;
 use super::args::Args;
@@ -138,6 +138,21 @@ impl Kernels {
             }
         }
         Ok(kernels)
+    }
+
+    /// Bytes of local memory that a thread of the most demanding kernel has.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn local_bytes_max(&self) -> std::result::Result<u64, DriverError> {
+        let mut most = 0;
+        for &function in self.functions.values() {
+            let mut bytes = 0;
+            // SAFETY: the module lives, and with it its functions; `bytes` is a place for one number.
+            unsafe { call!(cuFuncGetAttribute(&raw mut bytes, CUfunction_attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES, function)) }?;
+            most = most.max(u64::try_from(bytes).unwrap_or(0));
+        }
+        Ok(most)
     }
 
     fn find(&self, kernel: Kernel) -> std::result::Result<Option<CUfunction>, DriverError> {

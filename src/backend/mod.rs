@@ -94,6 +94,11 @@ pub struct Capabilities {
     pub copy_engines: u32,
     /// Device memory that one node of a captured graph takes.
     pub graph_node_bytes: Bytes,
+    /// Device memory that this process holds as soon as the device is open: the driver's context and the kernels. An upper bound where
+    /// other programs use the device, too.
+    pub context_bytes: Bytes,
+    /// What the context takes beside that once kernels run.
+    pub context_growth_bytes: Bytes,
 }
 
 /// A reading of a device's memory. `None` means that the driver does not say: it must not be taken for a number.

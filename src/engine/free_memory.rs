@@ -86,6 +86,7 @@ pub fn read_device_budget<B: Backend>(backend: &B) -> (DeviceBudget, Option<Stri
         total,
         used_by_others,
         os_budget,
+        context_bytes: capabilities.context_bytes + capabilities.context_growth_bytes,
         graph_node_bytes: capabilities.graph_node_bytes,
         borrow_spill: capabilities.borrow_spill,
     };
@@ -94,7 +95,11 @@ pub fn read_device_budget<B: Backend>(backend: &B) -> (DeviceBudget, Option<Stri
     let complaint = reading.complaint();
     let notice = |then: String| complaint.map(|complaint| format!("{complaint}: {then}"));
     match reading {
-        FreeMemory::Believed { free, info } => (budget(info.total, info.total - free, info.os_budget), None),
+        FreeMemory::Believed { free, info } => {
+            // What is used is ours as far as our context goes.
+            let used_by_others = (info.total - free).saturating_sub(capabilities.context_bytes);
+            (budget(info.total, used_by_others, info.os_budget), None)
+        }
         FreeMemory::NotSaid(MemoryInfo { total, os_budget, .. }) => {
             let ours = safe_share(total);
             let then = format!("planning with {ours}, {SAFE_SHARE_PERCENT} % of {total}; set --vram-mib to decide otherwise");

@@ -30,6 +30,7 @@ fn plan(kept: u64, lent: u64) -> Plan {
         longer_context: None,
         exact: false,
         dense_bytes: Bytes::mib(10),
+        context_bytes: Bytes::ZERO,
         state_bytes: Bytes::ZERO,
         draft_head_bytes: Bytes::ZERO,
         kv_bytes: Bytes::mib(10),

@@ -3,7 +3,7 @@
 //! ```text
 //! limit    = min(total - use by others, system budget, --vram-mib)
 //! budget   = limit - reserve
-//! resident = dense weights + KV cache + decode buffers + captured graphs (+ prompt buffers of their own)
+//! resident = context + dense weights + KV cache + decode buffers + captured graphs (+ prompt buffers of their own)
 //! decode   : resident + head + slots                                        <= budget
 //! prefill  : resident + (head, unless lent) + kept slots + prompt buffers   <= budget
 //! ```
@@ -67,6 +67,8 @@ pub struct DeviceBudget {
     pub used_by_others: Bytes,
     /// What the system lets this process use, where it says.
     pub os_budget: Option<Bytes>,
+    /// What this process itself holds of the device, or will, before it allocates anything: the driver's context and the kernels.
+    pub context_bytes: Bytes,
     /// Device memory of one node of a captured graph.
     pub graph_node_bytes: Bytes,
     /// Prompt buffers may continue beside the slab.
@@ -146,6 +148,8 @@ pub struct Plan {
     pub longer_context: Option<LongerContext>,
     /// Activations stay floats.
     pub exact: bool,
+    /// The driver's context.
+    pub context_bytes: Bytes,
     /// Dense weights.
     pub dense_bytes: Bytes,
     /// KV cache of all layers.
@@ -294,7 +298,8 @@ impl Plan {
     /// All that is neither slots nor prompt buffers, the head included.
     #[must_use]
     pub fn resident_bytes(&self) -> Bytes {
-        self.dense_bytes
+        self.context_bytes
+            + self.dense_bytes
             + self.kv_bytes
             + self.state_bytes
             + self.draft_head_bytes

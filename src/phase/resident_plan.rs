@@ -81,6 +81,7 @@ impl Planner<'_> {
     /// Owners that are there in both phases.
     pub(super) fn resident_owners(&self, resident: &Resident) -> PlanOwners {
         vec![
+            ("context", self.device.context_bytes),
             ("dense weights", self.weights.dense_bytes),
             ("KV cache", resident.kv),
             ("recurrent state", resident.state),
@@ -96,7 +97,7 @@ impl Planner<'_> {
         let head = self.weights.head.bytes.align_up(DEVICE_ALIGN);
         let state = StateLayout::new(self.shape).bytes();
         let draft_head = self.weights.draft_head_bytes(draft_vocab(self.shape, self.settings).map_or(0, <[_]>::len));
-        let total_without_head = self.weights.dense_bytes + kv + state + draft_head + window + graphs;
+        let total_without_head = self.device.context_bytes + self.weights.dense_bytes + kv + state + draft_head + window + graphs;
         Resident { kv, state, draft_head, window, graphs, head, total_without_head }
     }
 
@@ -124,6 +125,7 @@ impl Planner<'_> {
             kv_format: self.kv_format,
             longer_context: None,
             exact: self.exact,
+            context_bytes: self.device.context_bytes,
             dense_bytes: self.weights.dense_bytes,
             kv_bytes: resident.kv,
             state_bytes: resident.state,

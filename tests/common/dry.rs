@@ -37,8 +37,14 @@ pub fn card(vram: Bytes) -> EngineSettings {
 /// Settings of a card on which exactly `slots` fit beside a context of 32,768 tokens, with no reserve.
 pub fn card_with_slots(model: &Model, slots: u32) -> EngineSettings {
     let roomy = EngineSettings { vram_reserve: Some(Bytes::ZERO), ..card(Bytes::mib(1 << 20)) };
-    let device =
-        DeviceBudget { total: roomy.vram, used_by_others: Bytes::ZERO, os_budget: None, graph_node_bytes: Bytes(512), borrow_spill: true };
+    let device = DeviceBudget {
+        total: roomy.vram,
+        used_by_others: Bytes::ZERO,
+        os_budget: None,
+        context_bytes: Bytes::ZERO,
+        graph_node_bytes: Bytes(512),
+        borrow_spill: true,
+    };
     let plan = |settings: &EngineSettings| Plan::new(&model.shape, &model.weights, device, settings).ok();
     let sum = |plan: &Plan| plan.resident_bytes() + plan.slot_bytes * u64::from(slots);
     let mut vram = sum(&plan(&roomy).expect("a terabyte is plenty"));

@@ -95,6 +95,8 @@ API cuDeviceGetAttribute(int *value, int attribute, int device) {
     STARTED;
     switch (attribute) {
     case 18: *value = device < fake.integrated_devices; return OK;
+    case 16: *value = 8; return OK;
+    case 39: *value = 1024; return OK;
     case 40: *value = 2; return OK;
     case 88: *value = fake.pageable; return OK;
     case 113: *value = fake.read_only_register; return OK;

@@ -94,6 +94,17 @@ API cuModuleGetFunction(struct function **out, struct module *module, const char
     return OK;
 }
 
+/* A processor's threads have no local memory that a device would have to hold. */
+API cuFuncGetAttribute(int *value, int attribute, struct function *function) {
+    IN_CONTEXT;
+    (void)context;
+    const int local_bytes = 3;
+    if (attribute != local_bytes || !function)
+        return INVALID_VALUE;
+    *value = 0;
+    return OK;
+}
+
 API cuLaunchKernel(struct function *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
                    unsigned block_z, unsigned shared_bytes, struct stream *stream, void **arguments, void **extra) {
     IN_CONTEXT;

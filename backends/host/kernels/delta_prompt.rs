@@ -2,7 +2,7 @@
 //!
 //! What a later row needs of an earlier one (its key, correction and summed decay) is kept while the step is open. So a row's bits depend
 //! on the state and on its step's rows up to it, not on the cut into calls, threads or the instruction set;
-//! [`delta_step`](super::delta_step) has the arithmetic.
+//! `delta_step` has the arithmetic.
 //!
 //! A task is a key head with its value heads, which share the products of keys and queries with keys.
 

@@ -1,7 +1,7 @@
 //! How many drafts a window should carry.
 //!
 //! Owns the running acceptance of a source ([`Acceptance`]) and the choice of the depth that writes most tokens a second ([`best`]). Both
-//! are plain arithmetic: when to try what does not seem to pay is for [`super::probe`].
+//! are plain arithmetic: when to try what does not seem to pay is for `probe`.
 
 use crate::settings::DRAFTS_MAX;
 use crate::units::TokenId;

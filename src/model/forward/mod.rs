@@ -6,7 +6,7 @@
 //! the block, so an expert crosses the link once a block.
 //!
 //! The mathematics is that of `qwen3moe`: `x += Wo attention(rope(norm(Wq n)), ..)`, `x += experts(norm(x))`, `n = norm(x)`, and of
-//! `qwen35moe`, which gates attention's output, has delta nets in most layers ([`delta`]) and a shared expert, and may draft
+//! `qwen35moe`, which gates attention's output, has delta nets in most layers (`delta`) and a shared expert, and may draft
 //! ([`draft`]).
 
 mod attention;
