@@ -99,8 +99,9 @@ KERNEL(delta_gates, DeltaGatesArgs) {
     }
 }
 
-// Of the three operations on the state. A row of it (one value number, all key numbers) meets nothing of the other rows, so a thread
-// carries one of them through all rows of the call, in registers; whether it is written back is all that tells the operations apart.
+// Of the three operations on the state. A row of it (one value number, all key numbers) meets nothing of the other rows, so four threads
+// carry one of them through all rows of the call, in registers, each every fourth number; whether it is written back is all that tells the
+// operations apart.
 struct DeltaRuleArgs {
     const float *qkv;   // [n_rows, n_channels]
     const float *beta;  // [n_rows, n_head_v]
@@ -115,47 +116,70 @@ SIZE_OF(DeltaRuleArgs, 64);
 
 // Largest head.
 #define DELTA_HEAD_MAX 256
-// Partial sums of a product of a state's row; heads are whole numbers of them.
+// Threads of a row of the state: partial sums of its products.
 #define DELTA_LANES 4
+// Rows of the state that a block has; heads are whole numbers of them.
+#define DELTA_ROWS 16
+#define DELTA_BLOCK (DELTA_ROWS * DELTA_LANES)
 
-// Sizes known to the compiler keep the row in registers; 0 stands for a size known only at run time. The order of all sums is the same.
+// The sum over the threads of a row of the state. Every thread of the block calls it.
+DEVICE float delta_sum(float part, float *parts) {
+    parts[threadIdx.x] = part;
+    SYNC();
+    const float *row = parts + threadIdx.x / DELTA_LANES * DELTA_LANES;
+    return (row[0] + row[1]) + (row[2] + row[3]);
+}
+
+// A head of HEAD_DIM numbers, or of at most DELTA_HEAD_MAX where HEAD_DIM is 0: loops are unrolled all the same, so that no number leaves its
+// register, as local memory would be taken for every thread that the device can hold. The order of all sums is that of the numbers.
 template <uint32_t HEAD_DIM>
 DEVICE void delta_rule(const DeltaRuleArgs &args) {
-    const uint32_t head_dim = HEAD_DIM ? HEAD_DIM : args.shape.head_dim;
+    SHARED float known_parts[DELTA_BLOCK], result_parts[DELTA_BLOCK];
+    const uint32_t most = (HEAD_DIM ? HEAD_DIM : DELTA_HEAD_MAX) / DELTA_LANES;
+    const uint32_t head_dim = HEAD_DIM ? HEAD_DIM : args.shape.head_dim, n = head_dim / DELTA_LANES;
     const uint32_t n_head_k = args.shape.n_head_k, n_head_v = args.shape.n_head_v;
-    const uint32_t head = blockIdx.x, head_k = head % n_head_k, value_row = threadIdx.x;
+    const uint32_t head = blockIdx.x, head_k = head % n_head_k, lane = threadIdx.x % DELTA_LANES;
+    const uint32_t value_row = blockIdx.y * DELTA_ROWS + threadIdx.x / DELTA_LANES;
     const uint64_t n_channels = (uint64_t)delta_heads(args.shape) * head_dim;
-    float *state = args.state + ((uint64_t)head * head_dim + value_row) * head_dim;
-    float kept[HEAD_DIM ? HEAD_DIM : DELTA_HEAD_MAX];
-    UNROLL for (uint32_t at = 0; at < head_dim; at++)
-        kept[at] = state[at];
+    float *state = args.state + ((uint64_t)head * head_dim + value_row) * head_dim + lane;
+    float kept[most];
+    UNROLL for (uint32_t at = 0; at < most; at++)
+        kept[at] = at < n ? state[at * DELTA_LANES] : 0.0f;
     for (uint32_t row = 0; row < args.n_rows; row++) {
         const float *qkv = args.qkv + row * n_channels;
-        const float *query = qkv + head_k * head_dim, *key = qkv + (n_head_k + head_k) * head_dim;
+        const float *query = qkv + head_k * head_dim + lane, *key = qkv + (n_head_k + head_k) * head_dim + lane;
         const float *values = qkv + (2 * n_head_k + head) * head_dim;
         uint64_t gate = (uint64_t)row * n_head_v + head;
-        float keep = expf(args.decay[gate]);
-        float known[DELTA_LANES] = {0.0f, 0.0f, 0.0f, 0.0f}, result[DELTA_LANES] = {0.0f, 0.0f, 0.0f, 0.0f};
-        UNROLL for (uint32_t at = 0; at < head_dim; at++) {
-            kept[at] *= keep;
-            known[at % DELTA_LANES] = fmaf(kept[at], key[at], known[at % DELTA_LANES]);
+        float keep = expf(args.decay[gate]), known = 0.0f, result = 0.0f;
+        UNROLL for (uint32_t at = 0; at < most; at++) {
+            if (at < n) {
+                kept[at] *= keep;
+                known = fmaf(kept[at], key[at * DELTA_LANES], known);
+            }
         }
-        float correction = args.beta[gate] * (values[value_row] - ((known[0] + known[1]) + (known[2] + known[3])));
-        UNROLL for (uint32_t at = 0; at < head_dim; at++) {
-            kept[at] = fmaf(correction, key[at], kept[at]);
-            result[at % DELTA_LANES] = fmaf(kept[at], query[at], result[at % DELTA_LANES]);
+        // Two places in turn: nobody writes one before all have read it and met at the other's barrier.
+        float correction = args.beta[gate] * (values[value_row] - delta_sum(known, known_parts));
+        UNROLL for (uint32_t at = 0; at < most; at++) {
+            if (at < n) {
+                kept[at] = fmaf(correction, key[at * DELTA_LANES], kept[at]);
+                result = fmaf(kept[at], query[at * DELTA_LANES], result);
+            }
         }
-        if (args.out)
-            args.out[gate * head_dim + value_row] = (result[0] + result[1]) + (result[2] + result[3]);
+        result = delta_sum(result, result_parts);
+        if (args.out && lane == 0)
+            args.out[gate * head_dim + value_row] = result;
     }
-    if (args.writes_state)
-        UNROLL for (uint32_t at = 0; at < head_dim; at++)
-            state[at] = kept[at];
+    if (args.writes_state) {
+        UNROLL for (uint32_t at = 0; at < most; at++) {
+            if (at < n)
+                state[at * DELTA_LANES] = kept[at];
+        }
+    }
 }
 
 // One kernel for the three operations, so that a commit has the bits of its window, and a prompt those of any cut: between two calls of a
 // block the state is that behind the last row, and the rows of an open step need not be kept.
-// grid: (n_head_v), block: head_dim, at most DELTA_HEAD_MAX
+// grid: (n_head_v, head_dim / DELTA_ROWS), block: DELTA_BLOCK
 KERNEL(delta_rule, DeltaRuleArgs) {
     if (args.shape.head_dim == 128)
         delta_rule<128>(args);

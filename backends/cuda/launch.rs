@@ -28,8 +28,11 @@ const HEAD_BLOCK: u32 = 64;
 const BLOCKS_MAX: u64 = 1 << 16;
 /// Blocks that a grid can have in each direction.
 const GRID_MAX: [u64; 3] = [(1 << 31) - 1, 65_535, 65_535];
-/// The largest head of a delta net: a thread keeps a row of the state.
+/// The largest head of a delta net: four threads keep a row of the state in registers.
 const DELTA_HEAD_MAX: u32 = 256;
+/// Rows of the state that a block has, and its threads.
+const DELTA_ROWS: u32 = 16;
+const DELTA_BLOCK: u32 = 64;
 
 /// Queues a copy. The driver finds the way by the addresses.
 pub fn copy(context: &Context, stream: &CudaStream, copy: Copy) -> Result<()> {
@@ -235,11 +238,12 @@ impl Launch<'_> {
         self.numbers(n, &KvStoreArgs { rows, cache, positions, first_row, n, row_units, n_ctx, format, unused: 0 })
     }
 
-    /// A block a value head, a thread a row of its state.
+    /// Some rows of a value head's state for each block.
     fn delta_rule(self, shape: DeltaShape, args: DeltaRuleArgs) -> Result<()> {
         if shape.head_dim > DELTA_HEAD_MAX {
             return Err(self.unsupported(format!("with heads of {}, at most {DELTA_HEAD_MAX}", shape.head_dim)));
         }
-        self.kernel(Kernel("delta_rule", None), [shape.n_head_v.into(), 1, 1], shape.head_dim, &args)
+        let blocks = [shape.n_head_v.into(), (shape.head_dim / DELTA_ROWS).into(), 1];
+        self.kernel(Kernel("delta_rule", None), blocks, DELTA_BLOCK, &args)
     }
 }
