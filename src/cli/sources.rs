@@ -23,7 +23,7 @@ use super::nearest::nearest;
 /// Commands of the design that this version does not have.
 const LATER_COMMANDS: [&str; 4] = ["serve", "chat", "devices", "doctor"];
 /// Variables of the environment with our prefix that are no settings.
-const OTHER_VARIABLES: [&str; 1] = ["EBBTIDE_REQUIRE_KERNELS"];
+const OTHER_VARIABLES: [&str; 3] = ["EBBTIDE_REQUIRE_KERNELS", "EBBTIDE_CUDA_ARCHS", "EBBTIDE_CUDA_IMAGE"];
 const PREFIX: &str = "EBBTIDE_";
 
 /// Where a value comes from, the strongest first.
