@@ -3,8 +3,8 @@
 
     bench/cuda_check.py --engine target/release/ebbtide --tests DIR --out DIR [--parts tests,host,matrix,shapes,steady,faults]
 
-Builds nothing: the engine and, for the part `tests`, the test programs `conformance`, `cuda` and `ops` lie there already, built with the
-feature `cuda` for the card's architecture. Each part writes DIR/PART.json and is skipped where that exists. Needs numpy; `shapes` and
+Builds nothing: the engine and, for the part `tests`, the test programs `conformance`, `cuda`, `ops` and `cuda_engine` lie there already,
+built with the feature `cuda` for the card's architecture. Each part writes DIR/PART.json and is skipped where that exists. Needs numpy; `shapes` and
 `steady` write synthetic models of 12 to 15 GB to --scratch. Exits 1 where a claim does not hold, after all parts have run.
 """
 import argparse
@@ -76,7 +76,7 @@ def digest(report):
 
 def part_tests(args, checks):
     environment = dict(os.environ, EBBTIDE_REAL_GPU="1")
-    for name in ("conformance", "cuda", "ops"):
+    for name in ("conformance", "cuda", "ops", "cuda_engine"):
         done = subprocess.run([os.path.join(args.tests, name), "--test-threads", "4"], capture_output=True, text=True, env=environment)
         result = [line for line in done.stdout.splitlines() if line.startswith("test result")]
         checks.row(tests=name, result=result[0] if result else "none")

@@ -10,7 +10,9 @@ use common::engine::{TempFile, alternating_model, device, engine, greedy, run, s
 use ebbtide::backends::host::HostBackend;
 use ebbtide::engine::{Engine, Outcome};
 use ebbtide::model::Model;
-use ebbtide::settings::{AliasThreshold, BlockSetting, ChunkSetting, EngineSettings, ExpertCache, Refill, ShortRead};
+use ebbtide::settings::{
+    AliasThreshold, BlockSetting, ChunkSetting, DraftSetting, DraftSettings, EngineSettings, ExpertCache, Refill, ShortRead,
+};
 use ebbtide::units::{Bytes, ExpertId, SlotId};
 
 /// 4 layers of 16 experts, 3 of them for each token, some of which are much in demand.
@@ -26,6 +28,8 @@ fn few_slots(slots: u32) -> EngineSettings {
         short_read: ShortRead::Tokens(0),
         refill: Refill::Strict,
         vram: Bytes::mib(64),
+        // A window with drafts uses an expert once for all of its rows.
+        drafts: DraftSettings { source: DraftSetting::Off, ..DraftSettings::default() },
         ..settings(256)
     }
 }
