@@ -105,7 +105,7 @@ def part_host(args, checks):
         best = np.sort(logits["host"], 1)
         clear = best[:, -1] - best[:, -2] > 0.1
         same = logits["host"].argmax(1) == logits["auto"].argmax(1)
-        checks.row(model=name, positions=len(divergence), worst_divergence_nats=divergence.max(), mean_divergence_nats=divergence.mean(),
+        checks.row(model=name, positions=len(divergence), worst_divergence_nats=divergence.max(), above_0_02=int((divergence > 0.02).sum()), mean_divergence_nats=divergence.mean(),
                    best_token_equal=same.mean(), best_token_equal_where_clear=same[clear].mean())
         checks.claim(divergence.max() <= 0.02, f"{name}: divergence of {divergence.max():.4f} nats")
         checks.claim(same[clear].all(), f"{name}: another best token where the host's gap exceeds 0.1")

@@ -10,6 +10,7 @@ mod fake_gpu;
 use std::sync::Arc;
 
 use common::engine::{all_logits, bard, engine, exact_settings, greedy, hybrid_bard, run, settings, synthetic_model, tokens};
+use ebbtide::backend::{Backend, Capabilities};
 use ebbtide::backends::cuda::{CudaBackend, DeviceChoice};
 use ebbtide::engine::Engine;
 use ebbtide::engine::sampler::argmax;
@@ -27,6 +28,9 @@ const CLEAR_GAP: f32 = 0.1;
 
 fn on_cuda(model: &Arc<Model>, settings: &EngineSettings) -> Engine<CudaBackend> {
     let device = CudaBackend::open(&DeviceChoice::Best).expect("the device opens");
+    // A card's context is a part of the limit; what is left is as much as the host has.
+    let Capabilities { context_bytes, context_growth_bytes, .. } = *device.capabilities();
+    let settings = &EngineSettings { vram: settings.vram + context_bytes + context_growth_bytes, ..settings.clone() };
     Engine::start(device, Arc::clone(model), settings, &mut |_, _| ()).expect("the engine starts")
 }
 

@@ -9,7 +9,7 @@ mod common;
 
 use std::sync::{Arc, LazyLock};
 
-use common::dry::{DryRig, Reading, card, document_card, real_shape, real_shape_without_drafts};
+use common::dry::{DryRig, Reading, card, document_card, real_shape, real_shape_without_drafts, without_drafts};
 use common::engine::{settings, synthetic_model};
 use common::real_shapes::{QWEN_35B_STAND_IN, QWEN3_30B_A3B, QWEN36_35B_A3B};
 use ebbtide::backends::host::{ClockProfile, DryRun};
@@ -51,8 +51,9 @@ fn a_dry_run_takes_the_time_of_one_that_computes() {
     // Every row uses every expert, so routes are the same although nothing is computed.
     let model = synthetic_model("--shape micro --experts 4 --used 4 --seed 3 --type Q8_0");
     let expert_cache = ExpertCache::Slots(5);
-    let base =
-        EngineSettings { vram: Bytes::mib(8), chunk: ChunkSetting::Tokens(16), block: BlockSetting::Chunk, expert_cache, ..settings(128) };
+    let drafts = without_drafts();
+    let (vram, chunk) = (Bytes::mib(8), ChunkSetting::Tokens(16));
+    let base = EngineSettings { vram, chunk, block: BlockSetting::Chunk, expert_cache, drafts, ..settings(128) };
     let alias = EngineSettings { head_alias: true, alias_min_tokens: AliasThreshold::Tokens(0), ..base.clone() };
     for (settings, way) in [(base, Way::Loan), (alias, Way::Alias)] {
         for profile in [ClockProfile::H200, ClockProfile::LAPTOP_8GB] {

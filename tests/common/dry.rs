@@ -10,7 +10,7 @@ use ebbtide::engine::{Engine, Event, Outcome};
 use ebbtide::model::Model;
 use ebbtide::model::layout::{PromptLayout, PromptSize};
 use ebbtide::phase::{DeviceBudget, Plan};
-use ebbtide::settings::{BlockSetting, ChunkSetting, ContextSetting, EngineSettings, ExpertCache};
+use ebbtide::settings::{BlockSetting, ChunkSetting, ContextSetting, DraftSetting, DraftSettings, EngineSettings, ExpertCache};
 use ebbtide::units::Bytes;
 
 use super::engine::{TempFile, greedy, tokens};
@@ -29,9 +29,14 @@ pub fn real_shape_without_drafts(directory: Directory) -> Arc<Model> {
     Arc::new(model.without_draft_layer().expect("it is sound without"))
 }
 
-/// Default settings on a device of `vram` with a context of 32,768 tokens.
+/// No drafts: where nothing is computed all tokens are the same, and every guess would be right.
+pub fn without_drafts() -> DraftSettings {
+    DraftSettings { source: DraftSetting::Off, ..DraftSettings::default() }
+}
+
+/// Settings for figures of one token a window on a device of `vram` with a context of 32,768 tokens.
 pub fn card(vram: Bytes) -> EngineSettings {
-    EngineSettings { vram, ctx: ContextSetting::Tokens(32_768), threads: 1, ..EngineSettings::default() }
+    EngineSettings { vram, ctx: ContextSetting::Tokens(32_768), threads: 1, drafts: without_drafts(), ..EngineSettings::default() }
 }
 
 /// Settings of a card on which exactly `slots` fit beside a context of 32,768 tokens, with no reserve.
