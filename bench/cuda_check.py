@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What the cuda backend must show on a card: the same answers as `host`, one text at any setting, memory that is lived in as planned.
 
-    bench/cuda_check.py --engine target/release/ebbtide --tests DIR --out DIR [--parts tests,host,matrix,shapes,steady,faults]
+    bench/cuda_check.py --engine target/release/ebbtide --tests DIR --out DIR [--parts tests,host,matrix,drafts,shapes,steady,faults]
 
 Builds nothing: the engine and, for the part `tests`, the test programs `conformance`, `cuda`, `ops` and `cuda_engine` lie there already,
 built with the feature `cuda` for the card's architecture. Each part writes DIR/PART.json and is skipped where that exists. Needs numpy; `shapes` and
@@ -128,6 +128,30 @@ def part_matrix(args, checks):
         checks.claim(reloads > 0, f"{name}: the head was never lent")
 
 
+def part_drafts(args, checks):
+    """Ten greedy texts of the trained hybrid model, with drafts and without in turns: one text, and its speed."""
+    model = MODELS["qwen35moe"]
+    for device in ("auto", "host"):
+        ratios = []
+        for number in range(10):
+            speeds, texts, figures = {"off": [], "both": []}, set(), {}
+            for repetition in range(3):
+                for drafts in ("off", "both") if repetition % 2 else ("both", "off"):
+                    report = engine(args, "run", "-m", model, "--tokens", tokens_file(args, 200, 9000 * number), "-n", "400", "--temp", "0",
+                                    "--ignore-eos", "--draft", drafts, "--ctx", "1024", "--device", device, "--threads", "8")
+                    speeds[drafts].append(report["decode_tokens_per_s"])
+                    texts.add(digest(report))
+                    figures = report if drafts == "both" else figures
+            ratio = np.median(speeds["both"]) / np.median(speeds["off"])
+            ratios.append(ratio)
+            windows = figures["drafts"]["windows"]
+            checks.row(device=device, text=number, off_tokens_per_s=np.median(speeds["off"]), with_drafts=np.median(speeds["both"]), ratio=ratio,
+                       offered=figures["drafts_offered"], accepted=figures["drafts_accepted"], tokens_per_window=400 / max(windows, 1))
+            checks.claim(len(texts) == 1, f"{device}, text {number}: drafts change it")
+            checks.claim(ratio >= 0.98, f"{device}, text {number}: {ratio:.2f} of the speed without drafts")
+        checks.row(device=device, least_ratio=min(ratios), median_ratio=np.median(ratios), most_ratio=max(ratios))
+
+
 class Memory(threading.Thread):
     """The most memory that a process has on the card, as the driver lists it."""
 
@@ -237,7 +261,7 @@ def main():
     ap.add_argument("--tests", default="")
     ap.add_argument("--out", required=True)
     ap.add_argument("--scratch", default=tempfile.gettempdir())
-    ap.add_argument("--parts", default="tests,host,matrix,shapes,steady,faults")
+    ap.add_argument("--parts", default="tests,host,matrix,drafts,shapes,steady,faults")
     args = ap.parse_args()
     card = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"], capture_output=True,
                           text=True).stdout.strip()

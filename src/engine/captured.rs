@@ -57,7 +57,7 @@ pub enum WindowPart {
     Head(usize),
     /// The recurrent state over so many rows; only where there is one.
     Commit(usize),
-    /// The draft layer over so many rows of a window, or its own last row; only where there is one.
+    /// The draft layer over so many rows that wait for it, or its own last row; only where there is one.
     Draft(usize, DraftFrom),
     /// The output head's product of the draft layer's last row.
     DraftHead,
@@ -119,7 +119,7 @@ impl<B: Backend> CapturedWindows<B> {
             commits.extend(sizes.clone().map(|n_rows| no_leases(forward.window_commit(base, &layout, n_rows))));
         }
         if forward.shape.has_draft_layer {
-            drafts.extend(sizes.map(|n_rows| no_leases(forward.draft_trunk(base, &layout, n_rows, DraftFrom::Window))));
+            drafts.extend(sizes.map(|n_rows| no_leases(forward.draft_trunk(base, &layout, n_rows, DraftFrom::Trunk))));
             drafts.push(no_leases(forward.draft_trunk(base, &layout, 1, DraftFrom::Own)));
         }
         let capturing = backend.capabilities().graph_capture;
@@ -217,7 +217,7 @@ impl<B: Backend> CapturedWindows<B> {
             WindowPart::Trunk(n_rows) => self.trunks.get(n_rows - 1),
             WindowPart::Head(n_rows) => self.heads.get(n_rows - 1),
             WindowPart::Commit(n_rows) => self.commits.get(n_rows - 1),
-            WindowPart::Draft(n_rows, DraftFrom::Window) => self.drafts.get(n_rows - 1),
+            WindowPart::Draft(n_rows, DraftFrom::Trunk) => self.drafts.get(n_rows - 1),
             WindowPart::Draft(_, DraftFrom::Own) => self.drafts.last(),
             WindowPart::DraftHead => self.draft_heads.first(),
         }

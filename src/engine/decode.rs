@@ -278,7 +278,18 @@ impl<B: Backend> Windows<B> {
         }
     }
 
-    /// Runs the draft layer: from the rows of the last window and the tokens that follow each (`window`, whose position is that of the
+    /// Lets the first `n_rows` hidden rows of the last window wait for the draft layer, behind `n_waiting` others.
+    ///
+    /// # Errors
+    /// The backend's.
+    pub fn let_wait(&self, n_rows: usize, n_waiting: usize, stream: &B::Stream) -> Result<(), EngineError> {
+        let bytes = |rows: usize| Bytes::from(rows * self.sizes.row_bytes);
+        debug_assert!(n_waiting + n_rows <= self.layout.n_rows as usize, "{n_rows} rows behind {n_waiting}");
+        let target = self.at(self.layout.draft.waiting.offset + bytes(n_waiting));
+        self.copy(target, self.at(self.layout.draft.hidden.offset), bytes(n_rows), Direction::OnDevice, stream)
+    }
+
+    /// Runs the draft layer: from the rows that wait for it and the tokens that follow each (`window`, whose position is that of the
     /// first row), or from its own last row and one token. Its keys and values are in its caches afterwards. Fills `logits`, where given,
     /// with those of the token after the last: `[n_vocab]`, or one for each token of the draft layer's own head.
     ///

@@ -116,6 +116,7 @@ impl<B: Backend> Engine<B> {
             self.accept(window.len())?;
             let end = done + window.len();
             let next: Vec<TokenId> = tokens[done + 1..].iter().copied().chain([last]).take(window.len()).collect();
+            self.let_rows_wait(window.len(), 0)?;
             self.feed_draft_layer(&next)?;
             done = end;
             if on_event(Event::Reading { done: done as u64, total: tokens.len() as u64 }).is_break() {

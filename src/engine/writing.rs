@@ -14,7 +14,7 @@ use crate::units::TokenId;
 struct Text {
     /// All tokens, the last of which is to be run next.
     tokens: Vec<TokenId>,
-    /// For each row of the last window that was accepted, the token that followed; the draft layer has not seen these rows yet.
+    /// For each accepted row that the draft layer has not seen yet, the token that followed. No more than a window has rows.
     unseen: Vec<TokenId>,
 }
 
@@ -44,7 +44,7 @@ impl<B: Backend> Engine<B> {
         let mut logits = Vec::new();
         let mut first_token_at = None;
         while outcome.tokens.len() < tokens_max && outcome.finish == Finish::Length {
-            let drafts = self.draft(&text, tokens_max - outcome.tokens.len())?;
+            let drafts = self.draft(&mut text, tokens_max - outcome.tokens.len())?;
             let window: Vec<TokenId> = std::iter::once(text.last()).chain(drafts.iter().copied()).collect();
             self.make_room_for_rows(window.len())?;
             self.window(&window, Some(&mut logits))?;
@@ -82,7 +82,7 @@ impl<B: Backend> Engine<B> {
             }
             self.save_now_and_then();
             text.tokens.extend_from_slice(&verified.tokens[..rows]);
-            text.unseen.clear();
+            self.let_rows_wait(rows, text.unseen.len())?;
             text.unseen.extend_from_slice(&verified.tokens[..rows]);
         }
         let first_token_at = first_token_at.unwrap_or_else(Instant::now);
@@ -93,7 +93,7 @@ impl<B: Backend> Engine<B> {
     }
 
     /// Drafts for the next window, of which there is use for `left` tokens.
-    fn draft(&mut self, text: &Text, left: usize) -> Result<Vec<TokenId>, EngineError> {
+    fn draft(&mut self, text: &mut Text, left: usize) -> Result<Vec<TokenId>, EngineError> {
         let sequence = self.timelines.active();
         let rows_left = self.plan.ctx_tokens as usize - sequence.len();
         let room = (left - 1).min(rows_left - 1).min(self.window_rows() - 1);
@@ -101,26 +101,24 @@ impl<B: Backend> Engine<B> {
         let window_s = |rows| costs.writing_window_s(rows);
         let costs = DraftCosts { window_s: &window_s, mtp_step_s: costs.draft_step_s() };
         let drafting = self.drafter.plan(sequence.tokens(), &[text.last()], room, costs);
-        match drafting {
-            Some(Drafting { source: DraftSource::Mtp, depth, .. }) if !text.unseen.is_empty() => self.draft_by_layer(text, depth),
-            Some(Drafting { source: DraftSource::Lookup, depth, .. }) => {
-                let drafts = self.drafter.lookup_drafts(depth).to_vec();
-                self.feed_draft_layer(&text.unseen)?;
-                Ok(drafts)
-            }
-            _ => {
-                self.feed_draft_layer(&text.unseen)?;
-                Ok(Vec::new())
-            }
+        let drafts = match drafting {
+            Some(Drafting { source: DraftSource::Mtp, depth, .. }) if !text.unseen.is_empty() => return self.draft_by_layer(text, depth),
+            Some(Drafting { source: DraftSource::Lookup, depth, .. }) => self.drafter.lookup_drafts(depth).to_vec(),
+            _ => Vec::new(),
+        };
+        if text.unseen.len() + 1 + drafts.len() > self.window_rows() {
+            // There is no place for the next window's rows beside those that wait.
+            self.feed_draft_layer(&std::mem::take(&mut text.unseen))?;
         }
+        Ok(drafts)
     }
 
     /// Up to `depth` guesses of the draft layer, fewer where it is not sure enough.
-    fn draft_by_layer(&mut self, text: &Text, depth: usize) -> Result<Vec<TokenId>, EngineError> {
+    fn draft_by_layer(&mut self, text: &mut Text, depth: usize) -> Result<Vec<TokenId>, EngineError> {
         self.make_room_for_rows(1 + depth)?;
         let min_p = self.settings.drafts.min_p;
         let mut position = self.timelines.active().len() - text.unseen.len();
-        let (mut from, mut tokens) = (DraftFrom::Window, text.unseen.clone());
+        let (mut from, mut tokens) = (DraftFrom::Trunk, std::mem::take(&mut text.unseen));
         let (mut drafts, mut logits) = (Vec::with_capacity(depth), Vec::new());
         while drafts.len() < depth {
             self.draft_step(&tokens, position, from, &mut logits)?;
@@ -151,6 +149,14 @@ impl<B: Backend> Engine<B> {
         Ok(())
     }
 
+    /// Keeps the first `n_rows` rows of the last window for the draft layer, behind `n_waiting` others. Nothing where nobody asks it.
+    pub(super) fn let_rows_wait(&mut self, n_rows: usize, n_waiting: usize) -> Result<(), EngineError> {
+        if !self.drafter.uses_mtp() {
+            return Ok(());
+        }
+        self.windows.let_wait(n_rows, n_waiting, &self.compute)
+    }
+
     /// Lets the draft layer know of the last `next.len()` rows, which are accepted, and of the tokens that follow each. Nothing where
     /// nobody asks it.
     pub(super) fn feed_draft_layer(&mut self, next: &[TokenId]) -> Result<(), EngineError> {
@@ -160,6 +166,6 @@ impl<B: Backend> Engine<B> {
         let sequence = self.timelines.active();
         let window = Window { tokens: next, position: sequence.len() - next.len(), first_row: sequence.first_row() };
         let (windows, mut parts) = self.windows_and_parts();
-        windows.draft(window, DraftFrom::Window, &mut parts, None)
+        windows.draft(window, DraftFrom::Trunk, &mut parts, None)
     }
 }

@@ -70,7 +70,7 @@ impl Planner<'_> {
             forward.window_trunk(base, &window, 1),
             forward.window_head(base, &window, 1, Addr(0)),
             forward.window_commit(base, &window, 1),
-            forward.draft_trunk(base, &window, 1, DraftFrom::Window),
+            forward.draft_trunk(base, &window, 1, DraftFrom::Trunk),
         ];
         let once = [forward.draft_trunk(base, &window, 1, DraftFrom::Own), forward.draft_head(base, &window, Addr(0))];
         let nodes = |lists: &[Vec<Op>]| lists.iter().map(Vec::len).sum::<usize>() as u64;

@@ -14,8 +14,8 @@ use crate::units::Bytes;
 /// What the draft layer goes on from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DraftFrom {
-    /// The trunk's rows of the last window.
-    Window,
+    /// The trunk's rows that wait for it.
+    Trunk,
     /// Its own last row: a further guess.
     Own,
 }
@@ -50,7 +50,7 @@ impl Forward<'_> {
         ops
     }
 
-    /// The draft layer over `n_rows` rows of a window, or over one row of its own, up to its last row behind its norm.
+    /// The draft layer over `n_rows` rows of the trunk, or over one row of its own, up to its last row behind its norm.
     #[must_use]
     pub fn draft_trunk(&self, base: Addr, layout: &WindowLayout, n_rows: u32, from: DraftFrom) -> Vec<Op> {
         let mut ops = Vec::new();
@@ -58,7 +58,7 @@ impl Forward<'_> {
         let layer = self.draft_layer();
         let rows = self.window_rows(base, layout, layer, n_rows);
         let hidden = match from {
-            DraftFrom::Window => layout.draft.hidden,
+            DraftFrom::Trunk => layout.draft.waiting,
             DraftFrom::Own => layout.draft.own,
         };
         self.draft_input(&mut ops, draft, base.offset(hidden.offset), &rows);
@@ -75,7 +75,7 @@ impl Forward<'_> {
         let Some(draft) = self.weights.draft else { return ops };
         let layer = self.draft_layer();
         let rows = self.window_rows(base, layout, layer, n_rows);
-        self.draft_input(&mut ops, draft, base.offset(layout.draft.hidden.offset), &rows);
+        self.draft_input(&mut ops, draft, base.offset(layout.draft.waiting.offset), &rows);
         let dense = &self.weights.layers[layer as usize];
         let MixerDense::Attention(attention) = dense.mixer else { return ops };
         ops.push(self.rms_norm(rows.residual, dense.attn_norm, rows.at(rows.parts.normed), n_rows));

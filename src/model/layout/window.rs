@@ -46,6 +46,8 @@ pub struct WindowLayout {
 pub struct DraftRows {
     /// f32 `[n_rows, n_embd]`: rows of the last window behind the last norm.
     pub hidden: Part,
+    /// f32 `[n_rows, n_embd]`: accepted rows of one or more windows that the draft layer has not seen yet.
+    pub waiting: Part,
     /// f32 `[1, n_embd]`: the draft layer's own last row behind its norm, which it may go on from.
     pub own: Part,
 }
@@ -101,6 +103,7 @@ impl WindowLayout {
             kept: carver.take("rows kept of delta nets", kept.0),
             draft: DraftRows {
                 hidden: carver.take("hidden rows", if_draft(n * u64::from(shape.n_embd) * 4)),
+                waiting: carver.take("hidden rows that wait", if_draft(n * u64::from(shape.n_embd) * 4)),
                 own: carver.take("the draft layer's hidden row", if_draft(u64::from(shape.n_embd) * 4)),
             },
             bytes: carver.end,
