@@ -6,9 +6,9 @@ mod common;
 
 use std::ops::ControlFlow;
 
-use common::engine::{engine, exact_settings, hybrid_bard, settings};
+use common::engine::{all_logits_with_drafts, engine, exact_settings, hybrid_bard, settings, tokens};
 use ebbtide::engine::sampler::argmax;
-use ebbtide::settings::EngineSettings;
+use ebbtide::settings::{BlockSetting, ChunkSetting, EngineSettings};
 use ebbtide::units::TokenId;
 
 const PIECE_TOKENS: usize = 512;
@@ -83,4 +83,19 @@ fn rounded_activations_predict_a_text_as_well_as_llama_cpp_does() {
     assert!((figures.loss - 3.3472).abs() < 0.01, "{figures:?}");
     assert!((figures.draft_loss - 3.4612).abs() < 0.01, "{figures:?}");
     assert!(figures.agreed.abs_diff(571) <= 30, "{figures:?}");
+}
+
+#[test]
+fn logits_have_the_same_bits_at_any_chunk_also_one_that_ends_within_a_step() {
+    let model = hybrid_bard();
+    let text = tokens(5, 130, 4000);
+    let settings = |chunk: u32, block: BlockSetting| EngineSettings { chunk: ChunkSetting::Tokens(chunk), block, ..settings(256) };
+    let expected = all_logits_with_drafts(&mut engine(&model, &settings(256, BlockSetting::Auto)), &text);
+    for (chunk, block) in [(1, BlockSetting::Auto), (4, BlockSetting::Auto), (63, BlockSetting::Tokens(63)), (100, BlockSetting::Chunk)] {
+        let found = all_logits_with_drafts(&mut engine(&model, &settings(chunk, block)), &text);
+        assert!(found == expected, "chunks of {chunk}, blocks of {block}");
+    }
+    let short = &text[..5];
+    let few = all_logits_with_drafts(&mut engine(&model, &settings(4, BlockSetting::Auto)), short);
+    assert!(few.0 == expected.0[..5], "a prompt that is shorter than a step");
 }

@@ -86,10 +86,13 @@ pub enum EngineError {
     WindowHashes(#[source] std::io::Error),
     /// The prompt buffers do not fit where they must.
     #[error(
-        "reading with all logits needs {needed} for one token, {left} can be lent while the head is kept: raise --vram-mib or lower --expert-cache"
+        "reading with all logits needs {needed} for blocks of {tokens} tokens, {left} are there for prompts while the head is kept: leave \
+         --prefill and --prefill-block out, raise --vram-mib or lower --expert-cache"
     )]
     NoLogitsRoom {
-        /// Bytes for one token.
+        /// Tokens of the shortest block.
+        tokens: u32,
+        /// Bytes for it.
         needed: Bytes,
         /// Bytes that can be had.
         left: Bytes,

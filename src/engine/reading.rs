@@ -176,24 +176,26 @@ impl<B: Backend> Engine<B> {
         self.checkpoints.clear();
         self.recurrent.clear(&self.compute)?;
         self.look_at_memory()?;
-        let chunk = self.logits_chunk(tokens.len())?;
-        let size = PromptSize { all_logits: true, ..PromptSize::chunk(chunk) };
+        let size = self.logits_size(tokens.len())?;
         let last = *tokens.last().expect("there is a token");
         let read = self.read_in_blocks(tokens, last, size, Way::Loan, on_event, Some(LogitsSinks { trunk, draft }));
         self.forget_without_state();
         read
     }
 
-    /// The largest chunk that leaves room for logits while the head is kept.
-    fn logits_chunk(&self, n_tokens: usize) -> Result<u32, EngineError> {
-        let room = self.plan.kept_head_room();
-        let size = |chunk| PromptSize { all_logits: true, ..PromptSize::chunk(chunk) };
-        let step = self.model.shape.block_step();
-        let most = self.plan.kept_head_chunk.max(1);
-        let limit = stepped_len(n_tokens, most, most, step);
-        match largest_stepped(limit, step, |chunk| self.prompt_layout(size(chunk), room).is_some()) {
-            0 => Err(EngineError::NoLogitsRoom { needed: self.prompt_bytes(size(1)), left: room.arena }),
-            chunk => Ok(chunk),
-        }
+    /// The largest block that leaves room for logits while the head is kept, in one chunk or in as few as fit beside them.
+    fn logits_size(&self, n_tokens: usize) -> Result<PromptSize, EngineError> {
+        let (room, step) = (self.plan.kept_head_room(), self.model.shape.block_step());
+        let chunk_max = self.plan.kept_head_chunk.max(1);
+        let size = |block: u32, chunk: u32| PromptSize { chunk, all_logits: true, ..PromptSize::chunk(block) };
+        let fitting = |block: u32| {
+            let chunks = std::iter::successors(Some(block.min(chunk_max)), |&chunk| (chunk > 1).then_some(chunk / 2));
+            chunks.map(|chunk| size(block, chunk)).find(|&size| self.prompt_layout(size, room).is_some())
+        };
+        let limit = stepped_len(n_tokens, chunk_max, chunk_max.next_multiple_of(step), step);
+        let shortest = step.min(limit);
+        let block = largest_stepped(limit, step, |block| fitting(block).is_some());
+        let needed = || self.prompt_bytes(size(shortest, 1));
+        fitting(block.max(shortest)).ok_or_else(|| EngineError::NoLogitsRoom { tokens: shortest, needed: needed(), left: room.arena })
     }
 }

@@ -47,7 +47,9 @@ impl Planner<'_> {
     /// for by number have their rows.
     pub(super) fn window_rows_worth(&self, ctx_tokens: u32) -> u32 {
         let asked = match (self.settings.drafts.drafts_max(), self.settings.drafts.most) {
-            (0, _) | (_, SpecSetting::Auto) => 1,
+            (0, _) => 1,
+            // A draft layer that never drafts would be paid for in vain.
+            (_, SpecSetting::Auto) => 1 + u32::from(self.shape.has_draft_layer && self.settings.drafts.uses_mtp()),
             (_, SpecSetting::Drafts(drafts)) => 1 + drafts.min(WINDOW_ROWS - 1),
         };
         let fixed = |n_rows| {

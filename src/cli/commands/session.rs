@@ -71,6 +71,12 @@ pub fn open_model(path: &Path) -> Result<Arc<Model>, CommandError> {
 /// As [`open_model`].
 pub fn open_model_for(path: &Path, drafts: &DraftSettings) -> Result<Arc<Model>, CommandError> {
     let model = Model::open(path)?;
+    if drafts.source == DraftSetting::Mtp && drafts.uses_mtp() && !model.shape.has_draft_layer {
+        let name = model.name();
+        say::line(format_args!(
+            "warning: --draft mtp: {name} has no draft layer, so nothing is drafted; --draft lookup drafts from the text"
+        ));
+    }
     Ok(Arc::new(if drafts.uses_mtp() { model } else { model.without_draft_layer()? }))
 }
 
@@ -85,12 +91,6 @@ pub fn start<B: Backend>(
     open: Opener<B>,
 ) -> Result<Engine<B>, CommandError> {
     warn_of_long_context(model, settings.ctx);
-    if settings.drafts.source == DraftSetting::Mtp && settings.drafts.uses_mtp() && !model.shape.has_draft_layer {
-        let name = model.name();
-        say::line(format_args!(
-            "warning: --draft mtp: {name} has no draft layer, so nothing is drafted; --draft lookup drafts from the text"
-        ));
-    }
     // Before the start, which may take minutes.
     let settings = &with_draft_vocab(settings, model)?;
     let hashes = settings.window_hashes.as_deref().map(|path| create_hashes(path, model)).transpose()?;

@@ -186,6 +186,8 @@ impl<'a, B: Backend> BlockReader<'a, B> {
         experts: &mut Experts<B>,
         on_rows: &mut OnRows<'_>,
     ) -> Result<ControlFlow<()>, EngineError> {
+        let (tokens, most) = (block.tokens.len(), self.layout.size.block);
+        assert!(tokens <= most as usize, "a block of {tokens} tokens in buffers for {most}");
         self.path.probe.begin();
         self.path.ring.begin_timing();
         self.upload_input(block, embedding)?;
