@@ -3,6 +3,7 @@
 #include "delta.cuh"
 #include "experts.cuh"
 #include "gates.cuh"
+#include "halves.cuh"
 #include "heads.cuh"
 #include "kv_store.cuh"
 #include "mat_mul.cuh"

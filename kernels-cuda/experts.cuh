@@ -167,36 +167,6 @@ template <class Q> DEVICE void experts_prompt(const ExpertsPromptArgs &args) {
     }
 }
 
-// Columns, and rows of an expert, that a block of experts_prompt_add takes at a time.
-#define ADD_COLUMNS 32
-#define ADD_ROWS 8
-
-struct ExpertsPromptAddArgs {
-    const float *results;     // [n_pairs, n_embd]
-    const uint32_t *rows;     // the row lists
-    const float *row_weights;
-    float *residual; // [.., n_embd]
-    uint32_t n_embd;
-    uint32_t n_pieces;
-    ExpertPiece pieces[PIECES_MAX];
-};
-SIZE_OF(ExpertsPromptAddArgs, 40 + PIECES_MAX * 40);
-
-// The rows of one piece are all different, and a column has one block: adding piece after piece gives every row its experts in order.
-// grid: (n_embd / ADD_COLUMNS, rounded up), block: ADD_COLUMNS * ADD_ROWS
-KERNEL(experts_prompt_add, ExpertsPromptAddArgs) {
-    uint32_t column = blockIdx.x * ADD_COLUMNS + threadIdx.x % ADD_COLUMNS;
-    for (uint32_t at = 0; at < args.n_pieces; at++) {
-        const ExpertPiece &piece = args.pieces[at];
-        for (uint32_t row = threadIdx.x / ADD_COLUMNS; row < piece.count && column < args.n_embd; row += ADD_ROWS) {
-            float *residual = args.residual + (uint64_t)args.rows[piece.first + row] * args.n_embd + column;
-            float result = args.results[(uint64_t)(piece.first_pair + row) * args.n_embd + column];
-            *residual = fmaf(args.row_weights[piece.first + row], result, *residual);
-        }
-        SYNC();
-    }
-}
-
 // experts_window_<type>   grid: (n_out / WINDOW_OUTPUTS, rounded up, n_pairs, parts: 2 for gate and up of one type, else 1),
 //                         block: WINDOW_BLOCK
 // experts_prompt_<type>   grid: (n_out / TILE_OUTPUTS, rounded up, sum over pieces of count / TILE_ROWS, rounded up, parts),

@@ -9,8 +9,10 @@
 #include "matrix_units.cuh"
 #include "quant.cuh"
 
-// A block's threads, its outputs, and the columns it takes at a time.
+// Threads of a block that rounds, unpacks or adds.
 #define HALVES_BLOCK 256
+// Threads of a block that multiplies, its outputs, and the columns it takes at a time.
+#define PRODUCT_BLOCK 128
 #define HALVES_OUTPUTS 128
 #define HALVES_CHUNKS 4
 // Steps of columns that are in shared memory at once: one is multiplied, the others are on their way.
@@ -105,12 +107,12 @@ template <class Q> DEVICE void unpack(const UnpackArgs &args) {
     KERNEL(unpack_##name, UnpackArgs) { unpack<Type>(args); }
 FOR_EVERY_TYPE(UNPACK)
 
-// How the eight warps of a block share a tile of ROWS rows and HALVES_OUTPUTS outputs.
+// How the warps of a block share a tile of ROWS rows and HALVES_OUTPUTS outputs.
 template <int ROWS> struct HalvesTile {
     enum {
         WARP_ROWS = ROWS == 32 ? 32 : ROWS / 2,
         WARPS_OF_ROWS = ROWS / WARP_ROWS,
-        WARP_OUTPUTS = HALVES_OUTPUTS / (HALVES_BLOCK / WARP / WARPS_OF_ROWS),
+        WARP_OUTPUTS = HALVES_OUTPUTS / (PRODUCT_BLOCK / WARP / WARPS_OF_ROWS),
         LEFTS = WARP_ROWS / 16,
         RIGHTS = WARP_OUTPUTS / 8,
     };
@@ -130,9 +132,9 @@ template <int ROWS, class Left, class Right>
 DEVICE void halves_products(const Left &left_line, const Right &right_line, uint32_t n_chunks,
                             float (&sums)[HalvesTile<ROWS>::LEFTS][HalvesTile<ROWS>::RIGHTS][4]) {
     typedef HalvesTile<ROWS> Tile;
-    const int LINE = HALVES_CHUNKS * CHUNK, COPIED = HALVES_BLOCK / HALVES_CHUNKS;
+    const int LINE = HALVES_CHUNKS * CHUNK, COPIED = PRODUCT_BLOCK / HALVES_CHUNKS;
     const int ROW_COPIES = (ROWS + COPIED - 1) / COPIED, OUTPUT_COPIES = HALVES_OUTPUTS / COPIED;
-    SHARED alignas(16) uint16_t rows[HALVES_STAGES][ROWS * LINE], outputs[HALVES_STAGES][HALVES_OUTPUTS * LINE];
+    alignas(16) SHARED uint16_t rows[HALVES_STAGES][ROWS * LINE], outputs[HALVES_STAGES][HALVES_OUTPUTS * LINE];
     // What this thread copies: one chunk of some lines of either tile.
     const uint32_t line = threadIdx.x / HALVES_CHUNKS, chunk = threadIdx.x % HALVES_CHUNKS;
     const uint16_t *row_lines[ROW_COPIES], *output_lines[OUTPUT_COPIES];
@@ -250,7 +252,7 @@ template <int ROWS> DEVICE void mat_mul_halves(const MatMulHalvesArgs &args) {
     }
 }
 
-// grid: (n_out / HALVES_OUTPUTS, n_rows / rows of the tile, both rounded up), block: HALVES_BLOCK
+// grid: (n_out / HALVES_OUTPUTS, n_rows / rows of the tile, both rounded up), block: PRODUCT_BLOCK
 KERNEL(mat_mul_halves_128, MatMulHalvesArgs) { mat_mul_halves<128>(args); }
 KERNEL(mat_mul_halves_64, MatMulHalvesArgs) { mat_mul_halves<64>(args); }
 KERNEL(mat_mul_halves_32, MatMulHalvesArgs) { mat_mul_halves<32>(args); }
@@ -329,9 +331,9 @@ template <int ROWS, bool GATED> DEVICE void experts_halves(const ExpertsHalvesAr
     }
 }
 
-// grid: (n_out / outputs of a tile, sum over pieces of count / rows of the tile, both rounded up), block: HALVES_BLOCK
-#define EXPERTS_HALVES(rows)                                                                 \
-    KERNEL(experts_gated_##rows, ExpertsHalvesArgs) { experts_halves<rows, true>(args); }    \
+// grid: (n_out / outputs of a tile, sum over pieces of count / rows of the tile, both rounded up), block: PRODUCT_BLOCK
+#define EXPERTS_HALVES(rows)                                                              \
+    KERNEL(experts_gated_##rows, ExpertsHalvesArgs) { experts_halves<rows, true>(args); } \
     KERNEL(experts_halves_##rows, ExpertsHalvesArgs) { experts_halves<rows, false>(args); }
 EXPERTS_HALVES(128)
 EXPERTS_HALVES(64)
@@ -365,7 +367,23 @@ KERNEL(experts_add, ExpertsAddArgs) {
     if (first == end)
         return;
     float *residual = args.residual + row * args.n_embd;
-    for (uint32_t column = lane_of_warp(); column < args.n_embd; column += WARP) {
+    uint32_t column = 4 * lane_of_warp();
+    if (args.n_embd % 4 == 0) {
+        UNROLL_4
+        for (; column < args.n_embd; column += 4 * WARP) {
+            Four sum = *(const Four *)(residual + column);
+            for (uint32_t at = first; at < end; at++) {
+                Four result = *(const Four *)(args.results + (uint64_t)(entries[at] - args.first_entry) * args.n_embd + column);
+                float weight = args.row_weights[entries[at]];
+                UNROLL
+                for (int i = 0; i < 4; i++)
+                    sum.at[i] = fmaf(weight, result.at[i], sum.at[i]);
+            }
+            *(Four *)(residual + column) = sum;
+        }
+        return;
+    }
+    for (column = lane_of_warp(); column < args.n_embd; column += WARP) {
         float sum = residual[column];
         for (uint32_t at = first; at < end; at++)
             sum = fmaf(args.row_weights[entries[at]], args.results[(uint64_t)(entries[at] - args.first_entry) * args.n_embd + column], sum);

@@ -21,6 +21,7 @@
 #define SYNC() __syncthreads()
 #define KERNEL(name, Args) extern "C" __global__ void name(const Args args)
 #define UNROLL _Pragma("unroll")
+#define UNROLL_4 _Pragma("unroll 4")
 #else
 #include "look_alike.h"
 #endif

@@ -39,6 +39,7 @@ fn empty_device(total: Bytes) -> DeviceBudget {
         context_bytes: Bytes::ZERO,
         graph_node_bytes: Bytes(512),
         borrow_spill: true,
+        halves_max: None,
     }
 }
 
@@ -94,7 +95,7 @@ fn check(model: &Model, settings: &EngineSettings, device: DeviceBudget, plan: &
     }
     let fits = |chunk: u32, room| {
         let size = PromptSize::chunk(chunk);
-        chunk == 0 || PromptLayout::new(&model.shape, &model.weights, plan.exact, size, room).is_some()
+        chunk == 0 || PromptLayout::new(&model.shape, &model.weights, plan.arithmetic, size, room).is_some()
     };
     assert!(fits(plan.kept_head_chunk, plan.kept_head_room()) && fits(plan.alias_chunk, plan.alias_room()), "beside the pieces\n{plan}");
     let in_pieces = plan.slots - plan.slab.main_slots(plan.slots);
@@ -223,6 +224,7 @@ proptest! {
             os_budget: os.map(Bytes::mib),
             context_bytes: Bytes::ZERO,
             borrow_spill: spill,
+            halves_max: None,
             ..empty_device(total)
         };
         let model = model.model();

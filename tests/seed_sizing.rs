@@ -59,6 +59,7 @@ fn card(graphs: Bytes) -> DeviceBudget {
         context_bytes: Bytes::ZERO,
         graph_node_bytes: Bytes::ZERO,
         borrow_spill: true,
+        halves_max: None,
     };
     let roomy = plan(empty, &settings(CacheSizing::Exact, HeadAliasMode::Overlay)).expect("fits");
     let resident = roomy.dense_bytes + roomy.kv_bytes + roomy.window_bytes + roomy.head_bytes;

@@ -14,6 +14,9 @@ pub unsafe trait Args: Copy {}
 
 /// Pieces that a launch of a prompt's experts takes: its arguments must fit the 4 KiB that every device takes.
 pub const PIECES_MAX: usize = 64;
+/// The same where the weights are unpacked, and matrices that a launch unpacks.
+pub const HALVES_PIECES_MAX: usize = 64;
+pub const UNPACKED_MAX: usize = 128;
 
 /// Declares arguments with the size that the kernel's source states.
 macro_rules! args {
@@ -72,9 +75,25 @@ args! {
         input: Addr, rows: Addr, out: Addr, part_floats: u64, row_bytes: u64,
         n_out: u32, n_in: u32, format: u32, first_part: u32, by_pair: u32, n_pieces: u32, pieces: [ExpertPiece; PIECES_MAX],
     }
-    /// `experts_prompt_add`.
-    ExpertsPromptAddArgs: 2600 {
-        results: Addr, rows: Addr, row_weights: Addr, residual: Addr, n_embd: u32, n_pieces: u32, pieces: [ExpertPiece; PIECES_MAX],
+    /// `quantise_halves`.
+    QuantiseHalvesArgs: 24 { x: Addr, out: Addr, n_cols: u32, unused: u32 }
+    /// `unpack_*`.
+    UnpackArgs: 1048 { out: Addr, row_bytes: u64, n_rows: u32, n_cols: u32, sources: [Addr; UNPACKED_MAX] }
+    /// `mat_mul_halves_*`.
+    MatMulHalvesArgs: 48 {
+        input: Addr, weights: Addr, out: Addr, n_rows: u32, n_out: u32, n_in: u32, out_stride: u32, accumulate: u32, unused: u32,
+    }
+    /// Pairs of one expert whose weights are unpacked.
+    HalvesPiece: 16 { first: u32, count: u32, first_pair: u32, first_tile: u32 }
+    /// `experts_gated_*`, `experts_halves_*`.
+    ExpertsHalvesArgs: 1072 {
+        input: Addr, rows: Addr, weights: Addr, out: Addr, n_out: u32, n_in: u32, n_pieces: u32, unused: u32,
+        pieces: [HalvesPiece; HALVES_PIECES_MAX],
+    }
+    /// `experts_add`.
+    ExpertsAddArgs: 56 {
+        results: Addr, entries: Addr, row_weights: Addr, residual: Addr,
+        n_rows: u32, n_used: u32, n_embd: u32, first_entry: u32, end_entry: u32, unused: u32,
     }
     /// `router`.
     RouterArgs: 40 { logits: Addr, ids: Addr, weights: Addr, n_expert: u32, n_used: u32, scale: f32, unused: u32 }

@@ -27,6 +27,8 @@ pub struct CudaBackend {
 /// Most that a context and its kernels are believed to take; what is used beyond it when a device is opened is others'. 520 MiB were
 /// measured on an H200 with driver 580.
 const CONTEXT_BYTES_MAX: Bytes = Bytes::mib(640);
+/// Weights of a prompt that are unpacked at a time at most: they stay in the cache of a large card while they are multiplied.
+const UNPACKED_MAX: Bytes = Bytes::mib(48);
 /// Partial results of a window's attention, for 32 heads of 128 numbers and 131,072 tokens.
 const SCRATCH_BYTES: Bytes = Bytes::mib(17);
 /// What the driver takes to round allocations up and to keep graphs: on an H200 models of real shape came to stand 11 and 17 MiB above
@@ -51,6 +53,7 @@ fn capabilities(device: &ListedDevice, kernels: &Kernels, used: Bytes) -> std::r
         // The driver could; the contract has no call for it yet.
         virtual_memory: false,
         borrow_spill: true,
+        halves_max: Some(UNPACKED_MAX),
         graph_capture: true,
         os_budget: false,
         integrated: device.integrated,

@@ -45,13 +45,23 @@ const PLAIN: &[&str] = &[
     "delta_history",
     "delta_rule",
     "experts_activate",
-    "experts_prompt_add",
+    "experts_add",
+    "experts_gated_128",
+    "experts_gated_32",
+    "experts_gated_64",
+    "experts_halves_128",
+    "experts_halves_32",
+    "experts_halves_64",
     "experts_window_add",
     "gated_head_norm",
     "head_norm_rope",
     "join_rows",
     "kv_store",
+    "mat_mul_halves_128",
+    "mat_mul_halves_32",
+    "mat_mul_halves_64",
     "quantise",
+    "quantise_halves",
     "rms_norm",
     "router",
     "sigmoid_gate",
@@ -59,7 +69,7 @@ const PLAIN: &[&str] = &[
     "swiglu",
 ];
 /// Kernels with a variant for each element type, whose name follows theirs.
-const BY_TYPE: &[&str] = &["experts_prompt", "experts_window", "mat_mul_prompt", "mat_mul_window"];
+const BY_TYPE: &[&str] = &["experts_prompt", "experts_window", "mat_mul_prompt", "mat_mul_window", "unpack"];
 
 /// Which kernel: one of a name, or its variant for an element type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -8,6 +8,7 @@ use super::args::{
 use super::context::Context;
 use super::driver::call;
 use super::graph::CudaStream;
+use super::halves::HalvesProduct;
 use super::kernels::{Grid, Kernel, Kernels};
 use super::live::Access;
 use super::operands;
@@ -25,7 +26,7 @@ pub const TILE: u32 = 64;
 /// Threads of a block that has one head to itself.
 const HEAD_BLOCK: u32 = 64;
 /// Blocks that are enough to fill any card: kernels that go over numbers one by one take them in strides.
-const BLOCKS_MAX: u64 = 1 << 16;
+pub const BLOCKS_MAX: u64 = 1 << 16;
 /// Blocks that a grid can have in each direction.
 const GRID_MAX: [u64; 3] = [(1 << 31) - 1, 65_535, 65_535];
 /// The largest head of a delta net: four threads keep a row of the state in registers.
@@ -91,6 +92,7 @@ pub const fn rows_number(format: ActivationFormat) -> u32 {
         ActivationFormat::F32 => 0,
         ActivationFormat::Q8_0 => 1,
         ActivationFormat::Q8_K => 2,
+        ActivationFormat::F16 => panic!("rows in 16-bit floats have kernels of their own"),
     }
 }
 
@@ -128,6 +130,7 @@ impl Launch<'_> {
             Op::RmsNorm { x, weight, out, n_rows, n_cols, eps } => {
                 self.own(n_rows.into(), BLOCK, &RmsNormArgs { x, weight, out, n_cols, eps })
             }
+            Op::Quantise { x, out, n_rows, n_cols, format: ActivationFormat::F16 } => self.quantise_halves(x, out, n_rows, n_cols),
             Op::Quantise { x, out, n_rows, n_cols, format } => {
                 let args = QuantiseArgs { x, out, n_cols, format: rows_number(format) };
                 self.kernel(Kernel("quantise", None), [n_rows.into(), n_cols.div_ceil(BLOCK).into(), 1], BLOCK, &args)
@@ -194,9 +197,12 @@ impl Launch<'_> {
     }
 
     fn mat_mul(self) -> Result<()> {
-        let Op::MatMul { weights, input, format, out, n_rows, path, accumulate } = *self.op else {
+        let Op::MatMul { weights, input, format, out, n_rows, path, accumulate, unpacked } = *self.op else {
             unreachable!("called for this operation only");
         };
+        if format == ActivationFormat::F16 {
+            return self.mat_mul_halves(HalvesProduct { weights, input, out, n_rows, accumulate, unpacked });
+        }
         let args = MatMulArgs {
             weights: weights.addr,
             input,

@@ -46,7 +46,14 @@ fn weights(addr: Addr, quant_type: QuantType, n: u64) -> Operand {
 
 /// Rows of activations.
 fn rows(addr: Addr, format: ActivationFormat, n_rows: u32, n_cols: u32, access: Access) -> Operand {
-    operand(addr, product(&[n_rows.into(), format.row_bytes(n_cols as usize) as u64]), access, 4)
+    // Halves are copied in sixteens of bytes.
+    let align = if format == ActivationFormat::F16 { 16 } else { 4 };
+    operand(addr, product(&[n_rows.into(), format.row_bytes(n_cols as usize) as u64]), access, align)
+}
+
+/// Room for unpacked weights, where there is any.
+fn room(unpacked: AddrRange) -> Option<Operand> {
+    (unpacked.bytes > Bytes::ZERO).then(|| operand(unpacked.start, unpacked.bytes.0, Access::Write, 16))
 }
 
 /// The three matrices of an expert.
@@ -70,13 +77,16 @@ pub fn operands(op: &Op) -> Vec<Operand> {
         Op::Quantise { x, out, n_rows, n_cols, format } => {
             vec![read(x, &[n_rows.into(), n_cols.into()]), rows(out, format, n_rows, n_cols, Access::Write)]
         }
-        Op::MatMul { weights: matrix, input, format, out, n_rows, .. } => {
+        Op::MatMul { weights: matrix, input, format, out, n_rows, unpacked, .. } => {
             let (n_out, n_in) = (u64::from(matrix.rows), u64::from(matrix.cols));
             vec![
                 weights(matrix.addr, matrix.quant_type, n_out * n_in),
                 rows(input, format, n_rows, matrix.cols, Access::Read),
                 write(out, &[n_rows.into(), n_out]),
             ]
+            .into_iter()
+            .chain(room(unpacked))
+            .collect()
         }
         Op::HeadNormRope { x, weight, positions, n_rows, n_head, head_dim, .. } => {
             wide!(n_rows, n_head, head_dim);
@@ -119,7 +129,20 @@ pub fn operands(op: &Op) -> Vec<Operand> {
                 operand(scratch, expert_scratch_bytes(shape, pairs), Access::Write, 4),
             ]
         }
-        Op::ExpertsPrompt { ref experts, input, n_input_rows, rows: list, row_weights, residual, ref shape, scratch, tile_rows } => {
+        Op::ExpertsPrompt {
+            ref experts,
+            input,
+            n_input_rows,
+            rows: list,
+            row_weights,
+            entries,
+            n_used,
+            residual,
+            ref shape,
+            scratch,
+            tile_rows,
+            unpacked,
+        } => {
             // The stretch of the row lists that these experts' rows lie in.
             let first = experts.iter().map(|expert| u64::from(expert.first)).min().unwrap_or(0);
             let end = experts.iter().map(|expert| u64::from(expert.first) + u64::from(expert.count)).max().unwrap_or(0);
@@ -128,9 +151,11 @@ pub fn operands(op: &Op) -> Vec<Operand> {
                 rows(input, shape.input_format, n_input_rows, shape.n_embd, Access::Read),
                 entry(list),
                 entry(row_weights),
+                read(entries, &[n_input_rows.into(), n_used.into()]),
                 write(residual, &[n_input_rows.into(), shape.n_embd.into()]),
                 operand(scratch, expert_scratch_bytes(shape, tile_rows.into()), Access::Write, 4),
             ];
+            all.extend(room(unpacked));
             all.extend(experts.iter().flat_map(|part| expert(&part.weights, shape)));
             all
         }

@@ -411,10 +411,13 @@ fn an_expert_read_in_place_takes_the_link_once_a_call_and_one_in_a_slot_does_not
             n_input_rows: 3,
             rows: lists.range().start,
             row_weights: lists.range().start.offset(Bytes(12)),
+            entries: lists.range().start,
+            n_used: 1,
             residual: residual.range().start,
             shape,
             scratch: scratch.range().start,
             tile_rows: 1,
+            unpacked: AddrRange::EMPTY,
         };
         assert_eq!(timed(&op), expected + 0.125, "{n_experts} experts");
         assert_eq!(device.backend.busy().to_device_s - before.to_device_s, n_host * over_link);

@@ -126,7 +126,7 @@ impl Launcher {
 
     /// Runs [`Op::ExpertsPrompt`].
     pub(super) fn experts_prompt(&self, operands: &Operands<'_>, op: &Op) -> Result<Cost> {
-        let Op::ExpertsPrompt { experts, input, n_input_rows, rows, row_weights, residual, shape, scratch, tile_rows } = op else {
+        let Op::ExpertsPrompt { experts, input, n_input_rows, rows, row_weights, residual, shape, scratch, tile_rows, .. } = op else {
             unreachable!("called for this operation only");
         };
         // The stretch of the row lists that these experts' rows lie in.

@@ -410,6 +410,7 @@ pub fn capabilities(total: Bytes, device: String, copy_engines: u32) -> Capabili
         device,
         virtual_memory: false,
         borrow_spill: true,
+        halves_max: None,
         context_bytes: Bytes::ZERO,
         context_growth_bytes: Bytes::ZERO,
         graph_capture: true,

@@ -18,7 +18,7 @@ use super::memory::MemoryTable;
 use super::operands::Operands;
 use super::pool::ThreadPool;
 use crate::backend::op::{KvFormat, Matrix, Op, Path};
-use crate::backend::{Addr, Result, WINDOW_ROWS_MAX};
+use crate::backend::{Addr, BackendError, Result, WINDOW_ROWS_MAX};
 use crate::quant::ActivationFormat;
 
 // A window that passes the check of shapes is one that the kernels take.
@@ -65,6 +65,10 @@ impl Launcher {
                 }
                 Ok(bytes_cost(8 * n))
             }
+            Op::Quantise { format: ActivationFormat::F16, .. } | Op::MatMul { format: ActivationFormat::F16, .. } => {
+                Err(self.lacks_halves(op))
+            }
+            Op::ExpertsPrompt { ref shape, .. } if shape.input_format == ActivationFormat::F16 => Err(self.lacks_halves(op)),
             Op::Quantise { x, out, n_rows, n_cols, format } => {
                 let (n_rows, n_cols) = (n_rows as usize, n_cols as usize);
                 let out = operands.write::<u8>(out, n_rows * format.row_bytes(n_cols))?;
@@ -75,7 +79,7 @@ impl Launcher {
                 }
                 Ok(cost)
             }
-            Op::MatMul { weights, input, format, out, n_rows, path, accumulate } => {
+            Op::MatMul { weights, input, format, out, n_rows, path, accumulate, .. } => {
                 self.mat_mul(&operands, weights, (input, format), out, n_rows as usize, path, accumulate)
             }
             Op::HeadNormRope { x, weight, positions, n_rows, n_head, head_dim, n_rot, freq_base, eps } => {
@@ -117,6 +121,11 @@ impl Launcher {
             | Op::DeltaWindow { .. }
             | Op::DeltaCommit { .. } => self.delta(&operands, op),
         }
+    }
+
+    /// Rows in 16-bit floats: this device does not say that it likes them.
+    fn lacks_halves(&self, op: &Op) -> BackendError {
+        BackendError::Unsupported { backend: "host", what: format!("the operation {} on rows in 16-bit floats", op.name()) }
     }
 
     /// Takes note, in a dry run, that the rows in work are those of a prompt from `position` on.

@@ -4,8 +4,9 @@
 //! overflows. What lies in memory (positions, expert numbers, tables) and where operands lie is left to the backend.
 
 use super::op::{DeltaShape, ExpertShape, KvFormat, Matrix, Op, Path};
-use super::{BackendError, Result};
+use super::{AddrRange, BackendError, Result, op};
 use crate::quant::{ActivationFormat, QuantType};
+use crate::units::Bytes;
 
 /// Rows that [`Path::Window`] and [`Op::ExpertsWindow`] take at most.
 pub const WINDOW_ROWS_MAX: u32 = 8;
@@ -47,8 +48,15 @@ impl Checker {
     fn product(self, quant_type: QuantType, format: ActivationFormat, cols: u32) -> Result<()> {
         self.whole_blocks(cols, quant_type.block_len(), quant_type)?;
         self.whole_blocks(cols, format.block_len(), format)?;
-        let fits = format == ActivationFormat::F32 || format == ActivationFormat::for_weights(quant_type, false);
+        let fits =
+            matches!(format, ActivationFormat::F32 | ActivationFormat::F16) || format == ActivationFormat::for_weights(quant_type, false);
         self.demand(fits, || format!("{format:?} activations beside {quant_type} weights"))
+    }
+
+    /// Room for unpacked weights, which rows in 16-bit floats need.
+    fn unpacked(self, format: ActivationFormat, unpacked: AddrRange, least: Bytes) -> Result<()> {
+        let enough = format != ActivationFormat::F16 || unpacked.bytes >= least;
+        self.demand(enough, || format!("{} for unpacked weights, at least {least}", unpacked.bytes))
     }
 
     fn mat_mul(self, weights: Matrix, format: ActivationFormat, n_rows: u32, path: Path) -> Result<()> {
@@ -57,6 +65,7 @@ impl Checker {
         self.shape(&[("n_rows", n_rows), ("weights.rows", weights.rows)])?;
         if path == Path::Window {
             self.window(n_rows)?;
+            self.demand(format != ActivationFormat::F16, || "a window of rows in 16-bit floats".to_owned())?;
         }
         self.product(weights.quant_type, format, weights.cols)
     }
@@ -109,7 +118,10 @@ impl Op {
                 check.shape(&[("n_rows", n_rows), ("n_cols", n_cols)])?;
                 check.whole_blocks(n_cols, format.block_len(), format)
             }
-            Self::MatMul { weights, format, n_rows, path, .. } => check.mat_mul(weights, format, n_rows, path),
+            Self::MatMul { weights, format, n_rows, path, unpacked, .. } => {
+                check.mat_mul(weights, format, n_rows, path)?;
+                check.unpacked(format, unpacked, op::unpacked_bytes(weights.rows.min(op::UNPACKED_ROWS_MIN), weights.cols))
+            }
             Self::HeadNormRope { n_rows, n_head, head_dim, n_rot, .. } => {
                 check.shape(&[("n_rows", n_rows), ("n_head", n_head), ("head_dim", head_dim)])?;
                 let pairs = n_rot <= head_dim && n_rot.is_multiple_of(2);
@@ -135,11 +147,18 @@ impl Op {
                 check.shape(&[("n_rows", n_rows), ("n_expert", n_expert), ("n_used", n_used)])?;
                 check.window(n_rows)?;
                 check.demand(n_used <= n_expert, || format!("{n_used} of {n_expert} experts cannot be chosen"))?;
+                check.demand(shape.input_format != ActivationFormat::F16, || "a window of rows in 16-bit floats".to_owned())?;
                 check.experts(shape, n_rows)
             }
-            Self::ExpertsPrompt { n_input_rows, ref shape, tile_rows, .. } => {
+            Self::ExpertsPrompt { ref experts, n_input_rows, n_used, ref shape, tile_rows, unpacked, .. } => {
                 check.demand(tile_rows > 0, || "tile_rows is zero".to_owned())?;
-                check.experts(shape, n_input_rows)
+                check.shape(&[("n_input_rows", n_input_rows), ("n_used", n_used)])?;
+                check.experts(shape, n_input_rows)?;
+                let follow = experts.windows(2).all(|pair| pair[0].first.checked_add(pair[0].count) == Some(pair[1].first));
+                check.demand(follow, || "entries of its experts do not follow one another".to_owned())?;
+                let both = (shape.input_format == ActivationFormat::F16) == (shape.down_format == ActivationFormat::F16);
+                check.demand(both, || format!("{:?} rows and {:?} activated rows", shape.input_format, shape.down_format))?;
+                check.unpacked(shape.input_format, unpacked, op::unpacked_expert_bytes(shape))
             }
             Self::SplitGates { n_rows, n_head, head_dim, .. } | Self::GatedHeadNorm { n_rows, n_head, head_dim, .. } => {
                 check.shape(&[("n_rows", n_rows), ("n_head", n_head), ("head_dim", head_dim)])

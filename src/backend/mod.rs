@@ -56,6 +56,9 @@ pub struct AddrRange {
 }
 
 impl AddrRange {
+    /// No bytes, nowhere.
+    pub const EMPTY: Self = Self { start: Addr(0), bytes: Bytes::ZERO };
+
     /// The first address after the range.
     #[must_use]
     pub const fn end(self) -> Addr {
@@ -88,6 +91,9 @@ pub struct Capabilities {
     pub integrated: bool,
     /// Kernels may read host memory that is not page-locked.
     pub reads_pageable_memory: bool,
+    /// Prompts are best read in 16-bit floats ([`ActivationFormat::F16`](crate::quant::ActivationFormat::F16)), for which at most so many
+    /// bytes of weights are unpacked at a time; `None` where weights are multiplied as they are.
+    pub halves_max: Option<Bytes>,
     /// Largest single allocation.
     pub max_allocation_bytes: Bytes,
     /// Engines that copy while kernels run.

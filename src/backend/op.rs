@@ -4,8 +4,9 @@
 //! tokens. What changes from one replay of a captured window to the next (positions, expert ids, the expert table) is read from
 //! device memory, never from the operation itself.
 
-use crate::backend::Addr;
-use crate::quant::{ActivationFormat, QuantType};
+use crate::backend::{Addr, AddrRange};
+use crate::quant::{ActivationFormat, QuantType, halves_line_bytes};
+use crate::units::Bytes;
 
 /// A weight matrix on the device: `rows` rows of `cols` weights, in blocks of `quant_type`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,7 +108,7 @@ impl ExpertAddrs {
     }
 }
 
-/// One expert's share of a prompt block.
+/// One expert's share of a prompt block; those of an operation follow one another in the row lists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PromptExpert {
     /// Its weights.
@@ -178,8 +179,18 @@ pub enum Op {
     /// Rows of f32 to activation rows of `format`; see [`ActivationFormat::row_bytes`].
     Quantise { x: Addr, out: Addr, n_rows: u32, n_cols: u32, format: ActivationFormat },
     /// `out[r][o] = sum_i weights[o][i] * input[r][i]`, or added to `out` where `accumulate`; `input` rows of `format`, `out` f32
-    /// `[n_rows, weights.rows]`.
-    MatMul { weights: Matrix, input: Addr, format: ActivationFormat, out: Addr, n_rows: u32, path: Path, accumulate: bool },
+    /// `[n_rows, weights.rows]`. Beside rows of [`ActivationFormat::F16`], weights are unpacked into `unpacked`, as many rows at a time as
+    /// it holds and at least [`UNPACKED_ROWS_MIN`] or all of them; beside others it is empty.
+    MatMul {
+        weights: Matrix,
+        input: Addr,
+        format: ActivationFormat,
+        out: Addr,
+        n_rows: u32,
+        path: Path,
+        accumulate: bool,
+        unpacked: AddrRange,
+    },
     /// Root-mean-square norm of each head with `weight` f32 `[head_dim]`, then rotation of the first `n_rot` numbers, pairing
     /// number `i` with `i + n_rot/2`; in place on `x` f32 `[n_rows, n_head, head_dim]`; `positions` i32 `[n_rows]`, ascending.
     HeadNormRope { x: Addr, weight: Addr, positions: Addr, n_rows: u32, n_head: u32, head_dim: u32, n_rot: u32, freq_base: f32, eps: f32 },
@@ -233,18 +244,23 @@ pub enum Op {
         scratch: Addr,
     },
     /// Runs a group of experts over the rows routed to them and adds to `residual` f32 `[.., n_embd]`, expert after expert.
-    /// `rows` u32 and `row_weights` f32 are the row lists that [`PromptExpert`] points into; `scratch` holds
-    /// [`expert_scratch_bytes`] for `tile_rows` pairs.
+    /// `rows` u32 and `row_weights` f32 are the row lists that [`PromptExpert`] points into, `entries` u32 `[n_input_rows, n_used]` says of
+    /// each input row where in the lists it stands, ascending, and `u32::MAX` where it stands in fewer places; `scratch` holds [`expert_scratch_bytes`] for `tile_rows` pairs. Beside rows
+    /// of [`ActivationFormat::F16`], `unpacked` holds the unpacked weights of some experts, [`unpacked_expert_bytes`] each; beside others
+    /// it is empty.
     ExpertsPrompt {
         experts: Vec<PromptExpert>,
         input: Addr,
         n_input_rows: u32,
         rows: Addr,
         row_weights: Addr,
+        entries: Addr,
+        n_used: u32,
         residual: Addr,
         shape: ExpertShape,
         scratch: Addr,
         tile_rows: u32,
+        unpacked: AddrRange,
     },
     /// Splits `joined` f32 `[n_rows, n_head, 2, head_dim]` into `values` and `gates`, each f32 `[n_rows, n_head, head_dim]`.
     SplitGates { joined: Addr, values: Addr, gates: Addr, n_rows: u32, n_head: u32, head_dim: u32 },
@@ -333,4 +349,19 @@ impl Op {
 pub fn expert_scratch_bytes(shape: &ExpertShape, n_pairs: u64) -> u64 {
     let floats = (2 * u64::from(shape.n_ff)).max(u64::from(shape.n_embd));
     n_pairs.saturating_mul(4 * floats + shape.down_format.row_bytes(shape.n_ff as usize) as u64)
+}
+
+/// Rows of weights that are unpacked at a time at least, where the matrix has so many.
+pub const UNPACKED_ROWS_MIN: u32 = 64;
+
+/// Bytes of `rows` unpacked rows of `cols` weights.
+#[must_use]
+pub const fn unpacked_bytes(rows: u32, cols: u32) -> Bytes {
+    Bytes(rows as u64 * halves_line_bytes(cols as usize) as u64)
+}
+
+/// Bytes that the unpacked weights of one expert take: gate and up, which make room for down.
+#[must_use]
+pub fn unpacked_expert_bytes(shape: &ExpertShape) -> Bytes {
+    (unpacked_bytes(shape.n_ff, shape.n_embd) * 2).max(unpacked_bytes(shape.n_embd, shape.n_ff))
 }

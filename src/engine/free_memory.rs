@@ -89,6 +89,7 @@ pub fn read_device_budget<B: Backend>(backend: &B) -> (DeviceBudget, Option<Stri
         context_bytes: capabilities.context_bytes + capabilities.context_growth_bytes,
         graph_node_bytes: capabilities.graph_node_bytes,
         borrow_spill: capabilities.borrow_spill,
+        halves_max: capabilities.halves_max,
     };
     let safe_share = |total: Bytes| Bytes(total.0 / 100 * SAFE_SHARE_PERCENT);
     let reading = FreeMemory::read(backend);

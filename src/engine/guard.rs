@@ -220,7 +220,8 @@ impl<B: Backend> Engine<B> {
         if self.scheduler.phase() != Phase::Decode {
             return Ok(());
         }
-        let forward = Forward { shape: &self.model.shape, weights: &self.model.weights, resident: self.resident, exact: self.plan.exact };
+        let forward =
+            Forward { shape: &self.model.shape, weights: &self.model.weights, resident: self.resident, arithmetic: self.plan.arithmetic };
         self.windows.recapture_head(&forward, &self.scheduler, &self.compute, &mut self.notices)
     }
 

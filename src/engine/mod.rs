@@ -190,12 +190,12 @@ impl<B: Backend> Engine<B> {
     }
 
     fn prompt_bytes(&self, size: PromptSize) -> Bytes {
-        PromptLayout::bytes(&self.model.shape, &self.model.weights, self.plan.exact, size)
+        PromptLayout::bytes(&self.model.shape, &self.model.weights, self.plan.arithmetic, size)
     }
 
     /// The buffers for `size` in `room`; `None` where they do not fit.
     fn prompt_layout(&self, size: PromptSize, room: PromptRoom) -> Option<PromptLayout> {
-        PromptLayout::new(&self.model.shape, &self.model.weights, self.plan.exact, size, room)
+        PromptLayout::new(&self.model.shape, &self.model.weights, self.plan.arithmetic, size, room)
     }
 
     /// Reads what is new of the prompt and writes on.

@@ -74,7 +74,7 @@ impl<B: Backend> Engine<B> {
         mut logits: Option<LogitsSinks<'_, '_, '_>>,
     ) -> Result<ControlFlow<()>, EngineError> {
         let shape = &self.model.shape;
-        let forward = Forward { shape, weights: &self.model.weights, resident: self.resident, exact: self.plan.exact };
+        let forward = Forward { shape, weights: &self.model.weights, resident: self.resident, arithmetic: self.plan.arithmetic };
         let mut reader = BlockReader::new(&mut self.prompt_path, forward, place.layout, place.arena, place.spill, &self.compute)?;
         let n_layer = u64::from(shape.n_expert_layer());
         let total = tokens.len() as u64 * n_layer;

@@ -84,7 +84,7 @@ impl<B: Backend> Engine<B> {
             n_ctx: plan.ctx_tokens,
             kv_format: plan.kv_format,
         };
-        let layout = WindowLayout::new(&model.shape, weights, plan.exact, plan.window_rows);
+        let layout = WindowLayout::new(&model.shape, weights, plan.arithmetic, plan.window_rows);
         let window_buffer = backend.malloc(layout.bytes, "decode buffers")?;
         let window_times = [backend.create_event()?, backend.create_event()?];
         let head_source = store.file_addr(weights.head.file_index, Bytes(weights.head.offset));
@@ -99,7 +99,7 @@ impl<B: Backend> Engine<B> {
         let learned = settings.expert_profile.as_deref().map(|path| Learned::load(path, &model, &mut experts, &mut notices));
         experts.fill(scheduler.slot_range())?;
         experts.publish_arrivals(&compute, true, scheduler.slot_range())?;
-        let forward = Forward { shape: &model.shape, weights, resident, exact: plan.exact };
+        let forward = Forward { shape: &model.shape, weights, resident, arithmetic: plan.arithmetic };
         let windows = Windows::new(Rc::clone(&backend), window_buffer, layout, &forward, &scheduler, &compute, &mut notices)?;
         let kv_rows = KvRows {
             base: resident.kv,

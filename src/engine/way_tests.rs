@@ -28,7 +28,7 @@ fn plan(kept: u64, lent: u64) -> Plan {
         ctx_tokens: 32_768,
         kv_format: KvFormat::F16,
         longer_context: None,
-        exact: false,
+        arithmetic: crate::model::Arithmetic { exact: false, halves_max: None },
         dense_bytes: Bytes::mib(10),
         context_bytes: Bytes::ZERO,
         state_bytes: Bytes::ZERO,

@@ -83,7 +83,12 @@ impl<B: Backend> Engine<B> {
     /// The windows, and what they touch of the rest.
     pub(super) fn windows_and_parts(&mut self) -> (&mut Windows<B>, WindowParts<'_, B>) {
         let parts = WindowParts {
-            forward: Forward { shape: &self.model.shape, weights: &self.model.weights, resident: self.resident, exact: self.plan.exact },
+            forward: Forward {
+                shape: &self.model.shape,
+                weights: &self.model.weights,
+                resident: self.resident,
+                arithmetic: self.plan.arithmetic,
+            },
             embedding: &self.embedding,
             scheduler: &self.scheduler,
             experts: &mut self.experts,

@@ -3,6 +3,7 @@
 //! Nothing here touches a device. [`shape`] and [`weights`] read and check a GGUF file once; [`forward`] describes a layer for both
 //! phases, given addresses.
 
+mod arithmetic;
 mod error;
 pub mod forward;
 pub mod layout;
@@ -11,6 +12,7 @@ pub mod weights;
 
 use std::path::Path;
 
+pub use arithmetic::Arithmetic;
 pub use error::ModelError;
 pub use shape::ModelShape;
 pub use weights::ModelWeights;

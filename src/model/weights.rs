@@ -1,9 +1,9 @@
 //! Where each tensor of a model lies in its file, what must stay on the device, and what is an expert.
 
-use crate::backend::op::{DeltaShape, ExpertShape, KvFormat};
+use crate::backend::op::{DeltaShape, ExpertShape, KvFormat, Path};
 use crate::gguf::{GgufFile, TensorInfo};
 use crate::model::shape::Mixer;
-use crate::model::{ModelError, ModelShape};
+use crate::model::{Arithmetic, ModelError, ModelShape};
 use crate::quant::{ActivationFormat, QuantType};
 use crate::units::Bytes;
 
@@ -167,17 +167,17 @@ impl LayerExperts {
         [Bytes::ZERO, gate, gate + self.up.expert_bytes.align_up(DEVICE_ALIGN)]
     }
 
-    /// Sizes and types as kernels want them; activations are floats where `exact`.
+    /// Sizes and types as kernels want them.
     #[must_use]
-    pub fn shape(&self, exact: bool) -> ExpertShape {
+    pub fn shape(&self, arithmetic: Arithmetic, path: Path) -> ExpertShape {
         ExpertShape {
             n_embd: self.gate.cols,
             n_ff: self.gate.rows,
             gate_type: self.gate.quant_type,
             up_type: self.up.quant_type,
             down_type: self.down.quant_type,
-            input_format: ActivationFormat::for_weights(self.gate.quant_type, exact),
-            down_format: ActivationFormat::for_weights(self.down.quant_type, exact),
+            input_format: arithmetic.format(path, self.gate.quant_type),
+            down_format: arithmetic.format(path, self.down.quant_type),
         }
     }
 }

@@ -36,7 +36,7 @@ use crate::backend::WINDOW_ROWS_MAX;
 use crate::backend::op::KvFormat;
 use crate::experts::SlotTable;
 use crate::model::layout::{PromptLayout, PromptRoom, PromptSize};
-use crate::model::{ModelShape, ModelWeights};
+use crate::model::{Arithmetic, ModelShape, ModelWeights};
 use crate::phase::prompt_sizes::SizeLimits;
 use crate::settings::{Activations, CacheSizing, EngineSettings, ExpertCache, HeadAliasMode, KvType};
 use crate::units::Bytes;
@@ -73,6 +73,8 @@ pub struct DeviceBudget {
     pub graph_node_bytes: Bytes,
     /// Prompt buffers may continue beside the slab.
     pub borrow_spill: bool,
+    /// As [`Capabilities::halves_max`](crate::backend::Capabilities::halves_max).
+    pub halves_max: Option<Bytes>,
 }
 
 /// What the next longer context of the ladder would leave, beside one that was chosen.
@@ -146,8 +148,8 @@ pub struct Plan {
     pub kv_format: KvFormat,
     /// What more context would cost, where the context was chosen and is not the model's own.
     pub longer_context: Option<LongerContext>,
-    /// Activations stay floats.
-    pub exact: bool,
+    /// How activations are rounded.
+    pub arithmetic: Arithmetic,
     /// The driver's context.
     pub context_bytes: Bytes,
     /// Dense weights.
@@ -215,7 +217,7 @@ struct Planner<'a> {
     settings: &'a EngineSettings,
     device: DeviceBudget,
     kv_format: KvFormat,
-    exact: bool,
+    arithmetic: Arithmetic,
     limit: Bytes,
     limit_decided_by: &'static str,
     asked_reserve: Option<Bytes>,
@@ -274,7 +276,7 @@ impl Plan {
             KvType::F16 => KvFormat::F16,
             KvType::Q8_0 => KvFormat::Q8_0,
         };
-        let exact = settings.activations == Activations::F32;
+        let arithmetic = Arithmetic { exact: settings.activations == Activations::F32, halves_max: device.halves_max };
         let reserve = settings.vram_reserve;
         let expert_cache = settings.expert_cache;
         let table = &Arc::new(SlotTable::of(weights, shape.n_expert));
@@ -284,7 +286,7 @@ impl Plan {
             settings,
             device,
             kv_format,
-            exact,
+            arithmetic,
             limit,
             limit_decided_by,
             asked_reserve: reserve,
@@ -478,11 +480,11 @@ impl Planner<'_> {
     }
 
     fn size_bytes(&self, size: PromptSize) -> Bytes {
-        PromptLayout::bytes(self.shape, self.weights, self.exact, size)
+        PromptLayout::bytes(self.shape, self.weights, self.arithmetic, size)
     }
 
     fn fits(&self, room: PromptRoom) -> impl Fn(PromptSize) -> bool {
-        move |size| PromptLayout::new(self.shape, self.weights, self.exact, size, room).is_some()
+        move |size| PromptLayout::new(self.shape, self.weights, self.arithmetic, size, room).is_some()
     }
 
     /// The largest chunk within the settings whose buffers fit `room` where a block is one chunk; 0 where none does.

@@ -63,9 +63,9 @@ impl Planner<'_> {
 
     /// Buffers of windows of up to `n_rows` rows, and the graphs of all of them.
     fn window_bytes(&self, n_rows: u32) -> (Bytes, Bytes) {
-        let window = WindowLayout::new(self.shape, self.weights, self.exact, n_rows);
+        let window = WindowLayout::new(self.shape, self.weights, self.arithmetic, n_rows);
         let nowhere = ResidentAddrs { dense: Addr(0), kv: Addr(0), state: Addr(0), draft_head: None, n_ctx: 1, kv_format: self.kv_format };
-        let forward = Forward { shape: self.shape, weights: self.weights, resident: nowhere, exact: self.exact };
+        let forward = Forward { shape: self.shape, weights: self.weights, resident: nowhere, arithmetic: self.arithmetic };
         let base = Addr(0);
         // A window has the same operations whatever its rows.
         let of_each_size = [
@@ -126,7 +126,7 @@ impl Planner<'_> {
             ctx_tokens,
             kv_format: self.kv_format,
             longer_context: None,
-            exact: self.exact,
+            arithmetic: self.arithmetic,
             context_bytes: self.device.context_bytes,
             dense_bytes: self.weights.dense_bytes,
             kv_bytes: resident.kv,

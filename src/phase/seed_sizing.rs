@@ -47,7 +47,7 @@ impl Planner<'_> {
         let most = (borrowed + free_head_out).saturating_sub(SPARE);
         let fits = |chunk: u32| {
             let size = PromptSize::chunk(chunk);
-            self.prompt_bytes(chunk) <= most && PromptLayout::new(self.shape, self.weights, self.exact, size, room).is_some()
+            self.prompt_bytes(chunk) <= most && PromptLayout::new(self.shape, self.weights, self.arithmetic, size, room).is_some()
         };
         let limit = self.chunk_limit(ctx_tokens);
         let smallest_step = LADDER[LADDER.len() - 1];

@@ -113,7 +113,7 @@ impl Planner<'_> {
     /// Owners while prompt buffers for `size` lie in lent slots and continue beside the slab, the head being freed.
     pub(super) fn freed_head_owners(&self, size: PromptSize, room: PromptRoom, slots: u32, owned: Bytes) -> PlanOwners {
         let slots_total = self.table.total(slots);
-        let Some(layout) = PromptLayout::new(self.shape, self.weights, self.exact, size, room) else {
+        let Some(layout) = PromptLayout::new(self.shape, self.weights, self.arithmetic, size, room) else {
             return vec![("kept slots", slots_total), ("prompt buffers", owned)];
         };
         let lent = self.lent_bytes(slots, layout.arena_bytes);

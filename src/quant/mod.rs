@@ -13,7 +13,7 @@ mod unpacked;
 
 use std::fmt;
 
-pub use activation::ActivationFormat;
+pub use activation::{ActivationFormat, halves_line_bytes};
 pub use dequantise::{QuantError, dequantise};
 pub use unpacked::{GROUP_LEN, MAX_BLOCK_LEN, Unpack, UnpackedBlock, f16_to_f32, mxfp4_unit, unpacker};
 

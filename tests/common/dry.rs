@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use ebbtide::backends::host::{BusySeconds, ClockProfile, DryRun, HostBackend, HostConfig};
 use ebbtide::engine::{Engine, Event, Outcome};
-use ebbtide::model::Model;
 use ebbtide::model::layout::{PromptLayout, PromptSize};
+use ebbtide::model::{Arithmetic, Model};
 use ebbtide::phase::{DeviceBudget, Plan};
 use ebbtide::settings::{BlockSetting, ChunkSetting, ContextSetting, DraftSetting, DraftSettings, EngineSettings, ExpertCache};
 use ebbtide::units::Bytes;
@@ -49,6 +49,7 @@ pub fn card_with_slots(model: &Model, slots: u32) -> EngineSettings {
         context_bytes: Bytes::ZERO,
         graph_node_bytes: Bytes(512),
         borrow_spill: true,
+        halves_max: None,
     };
     let plan = |settings: &EngineSettings| Plan::new(&model.shape, &model.weights, device, settings).ok();
     let sum = |plan: &Plan| plan.resident_bytes() + plan.slot_bytes * u64::from(slots);
@@ -66,7 +67,7 @@ pub fn card_with_slots(model: &Model, slots: u32) -> EngineSettings {
 /// the document's rule.
 pub fn document_card(model: &Model, chunk: u32, ring_slots: u32) -> EngineSettings {
     let size = PromptSize { ring_slots, ..PromptSize::chunk(chunk) };
-    let bytes = PromptLayout::bytes(&model.shape, &model.weights, false, size);
+    let bytes = PromptLayout::bytes(&model.shape, &model.weights, Arithmetic { exact: false, halves_max: None }, size);
     let lent = u32::try_from(bytes.0.div_ceil(model.weights.slot_bytes().0)).expect("a prompt takes fewer than 2^32 slots");
     EngineSettings { chunk: ChunkSetting::Tokens(chunk), block: BlockSetting::Chunk, ..card_with_slots(model, 128 + lent) }
 }

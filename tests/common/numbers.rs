@@ -78,6 +78,14 @@ pub fn values_of_rows(format: ActivationFormat, rows: &[u8], n: usize) -> Vec<f6
     if format == ActivationFormat::F32 {
         return rows.chunks_exact(4).map(float).collect();
     }
+    if format == ActivationFormat::F16 {
+        let halves = |row: &[u8]| {
+            let scale = float(&row[..4]);
+            let halves = row[16..].chunks_exact(2).take(n).map(|half| f16::from_le_bytes([half[0], half[1]]));
+            halves.map(|half| scale * half.to_f64()).collect::<Vec<_>>()
+        };
+        return rows.chunks_exact(format.row_bytes(n)).flat_map(halves).collect();
+    }
     let mut values = Vec::new();
     for row in rows.chunks_exact(format.row_bytes(n)) {
         let scales: Vec<f64> = row[n..].chunks_exact(4).take(n / format.block_len()).map(float).collect();

@@ -13,6 +13,7 @@ mod experts;
 #[allow(dead_code, reason = "every test program uses another part")]
 mod fake_gpu;
 mod gates;
+mod halves;
 #[path = "../common/numbers.rs"]
 mod numbers;
 mod refusals;
@@ -23,7 +24,7 @@ use delta::{
 };
 use device::{Rig, start};
 use ebbtide::backend::op::{KvFormat, Matrix, Op, Path};
-use ebbtide::backend::{Addr, Backend, DeviceMemory};
+use ebbtide::backend::{Addr, AddrRange, Backend, DeviceMemory};
 #[cfg(feature = "cuda")]
 use ebbtide::backends::cuda::{CudaBackend, DeviceChoice};
 use ebbtide::backends::host::{HostBackend, HostConfig};
@@ -32,6 +33,10 @@ use ebbtide::units::Bytes;
 use experts::{a_prompts_experts_are_added_in_tiles_of_any_size, a_windows_experts_are_added_wherever_they_lie};
 use gates::{
     a_gated_row_is_added, gates_multiply_number_by_number, gates_of_heads_are_split_off_and_rows_joined, heads_are_normed_and_gated,
+};
+use halves::{
+    a_product_in_halves_is_the_same_in_any_stripe_and_beside_any_rows, experts_in_halves_are_added_in_tiles_of_any_size,
+    products_of_every_type_agree_in_halves, rows_in_halves_keep_eleven_bits_of_any_size,
 };
 use numbers::{Numbers, values_of_rows, weights_of};
 use refusals::shapes_that_no_kernel_takes_are_refused;
@@ -43,6 +48,10 @@ macro_rules! ops_suite {
             quantised_rows_are_within_half_a_step,
             products_of_every_type_agree_on_both_paths_and_formats,
             a_product_is_added_where_asked,
+            rows_in_halves_keep_eleven_bits_of_any_size,
+            products_of_every_type_agree_in_halves,
+            a_product_in_halves_is_the_same_in_any_stripe_and_beside_any_rows,
+            experts_in_halves_are_added_in_tiles_of_any_size,
             the_result_of_a_row_does_not_depend_on_the_rows_beside_it,
             heads_are_normed_and_their_first_numbers_turned,
             attention_sees_the_stored_rows_up_to_its_own_position,
@@ -215,8 +224,17 @@ fn products_of_every_type_agree_on_both_paths_and_formats<B: Backend>(rig: &Rig<
                 let (input, values) = activations(rig, format, &rows, n_in);
                 let out = rig.buffer((4 * n_rows * n_out) as usize);
                 let (input, out_at) = (start(&input), start(&out));
-                rig.run(&Op::MatMul { weights: weights.matrix, input, format, out: out_at, n_rows, path, accumulate: false })
-                    .expect("runs");
+                rig.run(&Op::MatMul {
+                    weights: weights.matrix,
+                    input,
+                    format,
+                    out: out_at,
+                    n_rows,
+                    path,
+                    accumulate: false,
+                    unpacked: AddrRange::EMPTY,
+                })
+                .expect("runs");
                 let expected = products(&weights.values, &values, n_in as usize);
                 let what = format!("{quant_type} with {format:?}, {path:?} of {n_rows}");
                 assert_close(&what, &rig.download_f32(&out), &expected, product_tolerance(quant_type));
@@ -236,7 +254,17 @@ fn a_product_is_added_where_asked<B: Backend>(rig: &Rig<B>) {
         let (input, values) = activations(rig, format, &rows, n_in);
         let out = rig.upload_f32(&before);
         let (input, out_at) = (start(&input), start(&out));
-        rig.run(&Op::MatMul { weights: weights.matrix, input, format, out: out_at, n_rows, path, accumulate: true }).expect("runs");
+        rig.run(&Op::MatMul {
+            weights: weights.matrix,
+            input,
+            format,
+            out: out_at,
+            n_rows,
+            path,
+            accumulate: true,
+            unpacked: AddrRange::EMPTY,
+        })
+        .expect("runs");
         let product = products(&weights.values, &values, n_in as usize);
         let expected: Vec<f64> = product.iter().zip(&before).map(|(product, before)| product + f64::from(*before)).collect();
         assert_close("sum", &rig.download_f32(&out), &expected, product_tolerance(QuantType::Q4_K));
@@ -259,6 +287,7 @@ fn the_result_of_a_row_does_not_depend_on_the_rows_beside_it<B: Backend>(rig: &R
                 n_rows,
                 path,
                 accumulate: false,
+                unpacked: AddrRange::EMPTY,
             };
             rig.run(&product(0, 8, start(&together))).expect("runs");
             let alone = rig.buffer((4 * 8 * n_out) as usize);

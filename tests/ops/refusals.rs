@@ -1,7 +1,7 @@
 //! Operations that are refused: by their shapes on every device, by addresses and contents of memory on the simulated one.
 
-use ebbtide::backend::op::{DeltaShape, ExpertShape, KvFormat, Matrix, Op, Path};
-use ebbtide::backend::{Addr, Backend, BackendError};
+use ebbtide::backend::op::{DeltaShape, ExpertAddrs, ExpertShape, KvFormat, Matrix, Op, Path, PromptExpert};
+use ebbtide::backend::{Addr, AddrRange, Backend, BackendError};
 use ebbtide::quant::{ActivationFormat, QuantType};
 
 use crate::device::Rig;
@@ -13,7 +13,7 @@ pub fn shapes_that_no_kernel_takes_are_refused<B: Backend>(rig: &Rig<B>) {
     let quantise = |n_cols, format| Op::Quantise { x: at, out: at, n_rows: 1, n_cols, format };
     let mat_mul = |quant_type, rows, cols, format, n_rows, path| {
         let weights = Matrix { addr: at, quant_type, rows, cols };
-        Op::MatMul { weights, input: at, format, out: at, n_rows, path, accumulate: false }
+        Op::MatMul { weights, input: at, format, out: at, n_rows, path, accumulate: false, unpacked: AddrRange::EMPTY }
     };
     let rope = |n_head, head_dim, n_rot| {
         let (n_rows, freq_base, eps) = (1, 1e4, 0.0);
@@ -59,10 +59,48 @@ pub fn shapes_that_no_kernel_takes_are_refused<B: Backend>(rig: &Rig<B>) {
         n_input_rows: 1,
         rows: at,
         row_weights: at,
+        entries: at,
+        n_used: 1,
         residual: at,
         shape,
         scratch: at,
         tile_rows,
+        unpacked: AddrRange::EMPTY,
+    };
+    let apart = |second| {
+        let one = |first| PromptExpert { weights: ExpertAddrs { gate: at, up: at, down: at }, first, count: 1 };
+        let Op::ExpertsPrompt {
+            input,
+            n_input_rows,
+            rows,
+            row_weights,
+            entries,
+            n_used,
+            residual,
+            shape,
+            scratch,
+            tile_rows,
+            unpacked,
+            ..
+        } = prompt(shape(256, 256, ActivationFormat::Q8_K), 4)
+        else {
+            unreachable!("made as such")
+        };
+        let experts = vec![one(3), one(second)];
+        Op::ExpertsPrompt {
+            experts,
+            input,
+            n_input_rows,
+            rows,
+            row_weights,
+            entries,
+            n_used,
+            residual,
+            shape,
+            scratch,
+            tile_rows,
+            unpacked,
+        }
     };
     let split = |n_rows, n_head, head_dim| Op::SplitGates { joined: at, values: at, gates: at, n_rows, n_head, head_dim };
     let gated_norm = |n_head, head_dim| Op::GatedHeadNorm { x: at, weight: at, gates: at, n_rows: 1, n_head, head_dim, eps: 0.0 };
@@ -107,6 +145,11 @@ pub fn shapes_that_no_kernel_takes_are_refused<B: Backend>(rig: &Rig<B>) {
         window(shape(256, 300, q8_k), 1, 2),
         window(shape(0, 256, q8_k), 1, 2),
         prompt(shape(256, 256, q8_k), 0),
+        prompt(shape(256, 256, ActivationFormat::F16), 4),
+        apart(3),
+        apart(5),
+        mat_mul(QuantType::Q8_0, 4, 32, ActivationFormat::F16, 1, Path::Window),
+        mat_mul(QuantType::Q8_0, 4, 32, ActivationFormat::F16, 1, Path::Prompt),
         prompt(shape(128, 256, q8_k), 1),
         prompt(shape(256, 256, q8_0), 1),
         split(0, 2, 8),
@@ -243,7 +286,7 @@ mod host_only {
     #[test]
     fn poisoned_or_disordered_experts_and_a_poisoned_table_are_errors() {
         let rig = rig();
-        let experts = experts(&rig, 4, [QuantType::Q4_K; 3], false);
+        let experts = experts(&rig, 4, [QuantType::Q4_K; 3], [ActivationFormat::Q8_K; 2]);
         let table = rig.upload(&experts.addrs.iter().flat_map(|addrs| addrs.to_bytes()).collect::<Vec<u8>>());
         let good = rig.upload_i32(&[1, 2]);
         window(&rig, &experts, start(&good), start(&table)).expect("the window itself is right");
@@ -278,7 +321,7 @@ mod host_only {
     #[test]
     fn a_row_list_that_names_no_row_is_an_error() {
         let rig = rig();
-        let experts = experts(&rig, 1, [QuantType::F32; 3], true);
+        let experts = experts(&rig, 1, [QuantType::F32; 3], [ActivationFormat::F32; 2]);
         let (input, shares) = (rig.upload_f32(&[1.0; 2 * N_EMBD as usize]), rig.upload(&bytes_of(&[1.0; 2])));
         let (residual, scratch) =
             (rig.upload_f32(&[0.0; 2 * N_EMBD as usize]), rig.buffer(Bytes(expert_scratch_bytes(&experts.shape, 2)).as_usize()));
@@ -289,10 +332,13 @@ mod host_only {
                 n_input_rows: 2,
                 rows: start(&rows),
                 row_weights: start(&shares),
+                entries: start(&rows),
+                n_used: 1,
                 residual: start(&residual),
                 shape: experts.shape,
                 scratch: start(&scratch),
                 tile_rows: 2,
+                unpacked: AddrRange::EMPTY,
             });
             assert!(matches!(refused, Err(BackendError::BadOperand { op: "experts_prompt", .. })), "{refused:?}");
         }

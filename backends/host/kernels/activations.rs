@@ -24,6 +24,7 @@ pub fn row_bytes(format: ActivationFormat, n: usize) -> usize {
         ActivationFormat::F32 => 4 * n,
         ActivationFormat::Q8_0 => (n + n / 32 * 6).next_multiple_of(4),
         ActivationFormat::Q8_K => n + n / 256 * 4 + n / 16 * 2,
+        ActivationFormat::F16 => unreachable!("the device refuses rows in 16-bit floats"),
     }
 }
 
@@ -96,6 +97,7 @@ pub fn quantise_row(level: SimdLevel, format: ActivationFormat, row: &[f32], out
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
         (ActivationFormat::Q8_K, _) => unsafe { quantise_blocks_avx2::<256, 16>(row, out) },
+        (ActivationFormat::F16, _) => unreachable!("the device refuses rows in 16-bit floats"),
         #[cfg(not(target_arch = "x86_64"))]
         _ => unreachable!("vector levels are detected on x86-64 only"),
     }

@@ -5,13 +5,14 @@ use std::collections::VecDeque;
 use super::ring::Group;
 use super::routes::RoutedRows;
 use super::{BlockReader, FETCH_AHEAD_SHARE};
-use crate::backend::op::{Op, PromptExpert};
-use crate::backend::{Backend, PinnedMemory};
+use crate::backend::op::{Op, Path, PromptExpert};
+use crate::backend::{AddrRange, Backend, PinnedMemory};
 use crate::engine::EngineError;
 use crate::engine::decode::{read_f32, read_u32};
 use crate::experts::Experts;
 use crate::model::layout::Part;
 use crate::phase::Scheduler;
+use crate::quant::ActivationFormat;
 use crate::units::{Bytes, ExpertId};
 
 impl<B: Backend> BlockReader<'_, B> {
@@ -32,13 +33,21 @@ impl<B: Backend> BlockReader<'_, B> {
 
     /// Sends the sorted row lists. The pinned memory is free again: the routes in it were read after a synchronisation.
     pub(super) fn upload_routes(&self, routed: &RoutedRows) -> Result<(), EngineError> {
-        let rows: Vec<u8> = routed.rows.iter().flat_map(|row| row.to_le_bytes()).collect();
-        let weights: Vec<u8> = routed.weights.iter().flat_map(|weight| weight.to_le_bytes()).collect();
+        let words = |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
+        let weights = routed.weights.iter().flat_map(|weight| weight.to_le_bytes()).collect();
         let pinned = &self.path.routes;
-        pinned.write(0, &rows);
-        pinned.write(rows.len(), &weights);
-        self.upload(self.layout.expert_rows, 0, pinned, 0, rows.len())?;
-        self.upload(self.layout.expert_row_weights, 0, pinned, rows.len(), weights.len())
+        let mut offset = 0;
+        let lists = [
+            (self.layout.expert_rows, words(&routed.rows)),
+            (self.layout.expert_row_weights, weights),
+            (self.layout.expert_entries, words(&routed.entries)),
+        ];
+        for (part, bytes) in lists {
+            pinned.write(offset, &bytes);
+            self.upload(part, 0, pinned, offset, bytes.len())?;
+            offset += bytes.len();
+        }
+        Ok(())
     }
 
     /// The expert half of a layer: groups of experts in ascending order, so that the sums are the same whatever is resident.
@@ -136,16 +145,21 @@ impl<B: Backend> BlockReader<'_, B> {
         }
         let at = |part: Part| self.bases.addr(part);
         let (n_experts, routed_rows) = (group.len(), group.iter().map(|expert| expert.count).sum());
+        let shape = self.forward.weights.experts[layer as usize].shape(self.forward.arithmetic, Path::Prompt);
+        let unpacked = if shape.input_format == ActivationFormat::F16 { self.bases.range(self.layout.unpacked) } else { AddrRange::EMPTY };
         let op = Op::ExpertsPrompt {
             experts: group,
             input: at(self.layout.expert_input),
             n_input_rows: n_rows,
             rows: at(self.layout.expert_rows),
             row_weights: at(self.layout.expert_row_weights),
+            entries: at(self.layout.expert_entries),
+            n_used: self.forward.shape.n_expert_used,
             residual: at(self.layout.residual),
-            shape: self.forward.weights.experts[layer as usize].shape(self.forward.exact),
+            shape,
             scratch: at(self.layout.expert_scratch),
             tile_rows: self.layout.tile_rows,
+            unpacked,
         };
         if self.path.probe.wants_experts() && self.layout.ring_slots > 0 {
             return self.path.probe.launch_experts(&op, n_experts, routed_rows, self.compute);

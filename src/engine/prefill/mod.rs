@@ -85,7 +85,7 @@ impl<B: Backend> PromptPath<B> {
             probe: Probe::new(Rc::clone(&backend))?,
             staging: [staging()?, staging()?],
             chunk_done: [backend.create_event()?, backend.create_event()?],
-            routes: backend.alloc_pinned(Bytes(2 * route_bytes), "prompt routes")?,
+            routes: backend.alloc_pinned(Bytes(3 * route_bytes), "prompt routes")?,
             logits: None,
             backend,
         })

@@ -9,6 +9,8 @@ pub struct RoutedRows {
     pub rows: Vec<u32>,
     /// The router's weight of each entry.
     pub weights: Vec<f32>,
+    /// `[n_rows, n_used]`: where each row stands in those lists, ascending.
+    pub entries: Vec<u32>,
 }
 
 impl RoutedRows {
@@ -22,22 +24,23 @@ impl RoutedRows {
         let mut experts = Vec::new();
         let mut total = 0;
         for (expert, &count) in (0u32..).zip(&counts) {
-            first.push(total as usize);
+            first.push(total);
             if count > 0 {
                 experts.push((expert, total, count));
             }
             total += count;
         }
-        let (mut rows, mut sorted_weights) = (vec![0; ids.len()], vec![0.0; ids.len()]);
+        let (mut rows, mut sorted_weights, mut entries) = (vec![0; ids.len()], vec![0.0; ids.len()], Vec::with_capacity(ids.len()));
         for (row, (ids, weights)) in (0u32..).zip(ids.chunks(n_used).zip(weights.chunks(n_used))) {
             for (&id, &weight) in ids.iter().zip(weights) {
                 let at = first[id as usize];
-                rows[at] = row;
-                sorted_weights[at] = weight;
+                rows[at as usize] = row;
+                sorted_weights[at as usize] = weight;
+                entries.push(at);
                 first[id as usize] = at + 1;
             }
         }
-        Self { experts, rows, weights: sorted_weights }
+        Self { experts, rows, weights: sorted_weights, entries }
     }
 }
 
@@ -46,12 +49,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_are_sorted_by_expert_and_keep_their_order() {
+    fn rows_are_sorted_by_expert_and_know_their_entries() {
         let ids = [1, 3, 0, 3, 1, 2];
         let weights = [0.1, 0.9, 0.2, 0.8, 0.3, 0.7];
         let routed = RoutedRows::sort(&ids, &weights, 2, 4);
         assert_eq!(routed.experts, [(0, 0, 1), (1, 1, 2), (2, 3, 1), (3, 4, 2)]);
         assert_eq!(routed.rows, [1, 0, 2, 2, 0, 1]);
         assert_eq!(routed.weights, [0.2, 0.1, 0.3, 0.7, 0.9, 0.8]);
+        assert_eq!(routed.entries, [1, 4, 0, 5, 2, 3]);
     }
 }

@@ -44,7 +44,7 @@ impl Forward<'_> {
         let (shape, parts) = (self.shape, &rows.parts.attention);
         let &Rows { n_rows, path, positions, first_row, residual, .. } = rows;
         let [joined, q, gates, attended] = [parts.joined, parts.q, parts.gates, parts.attended].map(|part| rows.at(part));
-        let mut from_normed = rows.normed_products(self.exact);
+        let mut from_normed = rows.normed_products(self.arithmetic);
         // Queries and gates are projected over keys and values: these are in the caches by then.
         self.keys_values(ops, layer, dense, rows, &mut from_normed);
         if shape.gated_attention {
@@ -75,6 +75,6 @@ impl Forward<'_> {
             ops.push(Op::SigmoidGate { x: attended, gates, n_rows, n_cols: shape.q_width() });
         }
         let output = self.matrix(dense.attn_output);
-        rows.products(attended, rows.at(parts.quantised), self.exact).project(ops, output, residual, true);
+        rows.products(attended, rows.at(parts.quantised), self.arithmetic).project(ops, output, residual, true);
     }
 }

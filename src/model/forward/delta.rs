@@ -26,7 +26,7 @@ impl Forward<'_> {
             DeltaRows::Prompt { .. } | DeltaRows::None => (at(parts.raw), at(parts.beta), at(parts.decay)),
         };
         let (gates, qkv, out) = (at(parts.gates), at(parts.convolved), at(parts.out));
-        let mut from_normed = rows.normed_products(self.exact);
+        let mut from_normed = rows.normed_products(self.arithmetic);
         from_normed.project(ops, self.matrix(dense.attn_qkv), raw, false);
         from_normed.project(ops, self.matrix(dense.attn_gate), gates, false);
         from_normed.project(ops, self.matrix(dense.ssm_beta), beta, false);
@@ -57,7 +57,7 @@ impl Forward<'_> {
         let weight = self.vector(dense.ssm_norm);
         ops.push(Op::GatedHeadNorm { x: out, weight, gates, n_rows, n_head: shape.n_head_v, head_dim: shape.head_dim, eps });
         let output = self.matrix(dense.ssm_out);
-        rows.products(out, at(parts.quantised), self.exact).project(ops, output, rows.residual, true);
+        rows.products(out, at(parts.quantised), self.arithmetic).project(ops, output, rows.residual, true);
     }
 
     fn convolution(&self, dense: DeltaDense, x: Addr, history: Addr, out: Addr, n_rows: u32, shape: DeltaShape) -> Op {

@@ -6,7 +6,7 @@
 
 use super::{BlockRows, ChunkRows, Forward, Projector, Rows};
 use crate::backend::Addr;
-use crate::backend::op::{Matrix, Op, Path};
+use crate::backend::op::{Matrix, Op};
 use crate::model::layout::{Part, PromptBases, PromptLayout, WindowLayout};
 use crate::model::weights::{DraftDense, MixerDense};
 use crate::units::Bytes;
@@ -34,7 +34,7 @@ impl Forward<'_> {
         ops.push(self.rms_norm(embedded, draft.enorm, left, n_rows));
         ops.push(self.rms_norm(hidden, draft.hnorm, right, n_rows));
         ops.push(Op::JoinRows { left, right, out: joined, n_rows, n_cols });
-        rows.products(joined, quantised, self.exact).project(ops, self.matrix(draft.eh_proj), rows.residual, false);
+        rows.products(joined, quantised, self.arithmetic).project(ops, self.matrix(draft.eh_proj), rows.residual, false);
     }
 
     /// Turns a chunk of the block's residual, behind the last layer, into the draft layer's input; the embeddings of the tokens that
@@ -79,7 +79,7 @@ impl Forward<'_> {
         let dense = &self.weights.layers[layer as usize];
         let MixerDense::Attention(attention) = dense.mixer else { return ops };
         ops.push(self.rms_norm(rows.residual, dense.attn_norm, rows.at(rows.parts.normed), n_rows));
-        self.keys_values(&mut ops, layer, attention, &rows, &mut rows.normed_products(self.exact));
+        self.keys_values(&mut ops, layer, attention, &rows, &mut rows.normed_products(self.arithmetic));
         ops
     }
 
@@ -88,7 +88,7 @@ impl Forward<'_> {
     pub fn draft_head(&self, base: Addr, layout: &WindowLayout, head: Addr) -> Vec<Op> {
         let mut ops = Vec::new();
         let at = |part: Part| base.offset(part.offset);
-        let mut projector = Projector::new(at(layout.draft.own), at(layout.mixer.quantised), 1, Path::Window, self.exact);
+        let mut projector = Projector::of_window(at(layout.draft.own), at(layout.mixer.quantised), 1, self.arithmetic);
         let matrix = match self.resident.draft_head {
             Some(own) => Matrix { rows: own.n_tokens, ..self.head_matrix(own.addr) },
             None => self.head_matrix(head),

@@ -13,11 +13,11 @@ mod attention;
 mod delta;
 pub mod draft;
 
-use crate::backend::Addr;
 use crate::backend::op::{KvFormat, Matrix, Op, Path};
+use crate::backend::{Addr, AddrRange};
 use crate::model::layout::{DeltaKept, MixerParts, Part, PromptBases, PromptLayout, WindowLayout};
 use crate::model::weights::{MixerDense, SharedDense};
-use crate::model::{ModelShape, ModelWeights};
+use crate::model::{Arithmetic, ModelShape, ModelWeights};
 use crate::quant::ActivationFormat;
 use crate::units::Bytes;
 
@@ -54,6 +54,8 @@ struct Rows<'a> {
     first_row: Addr,
     parts: &'a MixerParts,
     bases: PromptBases,
+    /// Room for unpacked weights; none for windows.
+    unpacked: AddrRange,
     delta: DeltaRows,
 }
 
@@ -63,13 +65,14 @@ impl Rows<'_> {
     }
 
     /// Products of the normed rows.
-    fn normed_products(&self, exact: bool) -> Projector {
-        self.products(self.at(self.parts.normed), self.at(self.parts.quantised), exact)
+    fn normed_products(&self, arithmetic: Arithmetic) -> Projector {
+        self.products(self.at(self.parts.normed), self.at(self.parts.quantised), arithmetic)
     }
 
     /// Products of `input`.
-    fn products(&self, input: Addr, quantised: Addr, exact: bool) -> Projector {
-        Projector::new(input, quantised, self.n_rows, self.path, exact)
+    fn products(&self, input: Addr, quantised: Addr, arithmetic: Arithmetic) -> Projector {
+        let &Self { n_rows, path, unpacked, .. } = self;
+        Projector { input, quantised, n_rows, path, arithmetic, unpacked, ready: ActivationFormat::F32 }
     }
 }
 
@@ -102,8 +105,8 @@ pub struct Forward<'a> {
     pub weights: &'a ModelWeights,
     /// Where the resident parts lie.
     pub resident: ResidentAddrs,
-    /// Activations stay floats.
-    pub exact: bool,
+    /// How activations are rounded.
+    pub arithmetic: Arithmetic,
 }
 
 /// A block of a prompt.
@@ -130,24 +133,28 @@ struct Projector {
     quantised: Addr,
     n_rows: u32,
     path: Path,
-    exact: bool,
+    arithmetic: Arithmetic,
+    unpacked: AddrRange,
     ready: ActivationFormat,
 }
 
 impl Projector {
-    fn new(input: Addr, quantised: Addr, n_rows: u32, path: Path, exact: bool) -> Self {
-        Self { input, quantised, n_rows, path, exact, ready: ActivationFormat::F32 }
+    /// Products of a window's rows.
+    fn of_window(input: Addr, quantised: Addr, n_rows: u32, arithmetic: Arithmetic) -> Self {
+        Self { input, quantised, n_rows, path: Path::Window, arithmetic, unpacked: AddrRange::EMPTY, ready: ActivationFormat::F32 }
     }
 
     fn project(&mut self, ops: &mut Vec<Op>, weights: Matrix, out: Addr, accumulate: bool) {
-        let format = ActivationFormat::for_weights(weights.quant_type, self.exact);
+        let format = self.arithmetic.format(self.path, weights.quant_type);
         if format != ActivationFormat::F32 && format != self.ready {
             let (x, out, n_rows, n_cols) = (self.input, self.quantised, self.n_rows, weights.cols);
             ops.push(Op::Quantise { x, out, n_rows, n_cols, format });
             self.ready = format;
         }
         let input = if format == ActivationFormat::F32 { self.input } else { self.quantised };
-        ops.push(Op::MatMul { weights, input, format, out, n_rows: self.n_rows, path: self.path, accumulate });
+        let &mut Self { n_rows, path, .. } = self;
+        let unpacked = if format == ActivationFormat::F16 { self.unpacked } else { AddrRange::EMPTY };
+        ops.push(Op::MatMul { weights, input, format, out, n_rows, path, accumulate, unpacked });
     }
 }
 
@@ -185,7 +192,7 @@ impl Forward<'_> {
         ops.push(self.rms_norm(residual, dense.ffn_norm, normed, n_rows));
         // The router is F32 in every file and sees unrounded rows, so its choice does not hang on the activation setting.
         let logits = rows.at(rows.parts.router_logits);
-        rows.normed_products(true).project(&mut ops, self.matrix(dense.router), logits, false);
+        rows.normed_products(Arithmetic::EXACT).project(&mut ops, self.matrix(dense.router), logits, false);
         ops.push(Op::Router {
             logits,
             ids: rows.ids,
@@ -195,7 +202,7 @@ impl Forward<'_> {
             n_used: shape.n_expert_used,
             scale: shape.expert_weights_scale,
         });
-        let format = self.weights.experts[layer as usize].shape(self.exact).input_format;
+        let format = self.weights.experts[layer as usize].shape(self.arithmetic, rows.path).input_format;
         ops.push(Op::Quantise { x: normed, out: rows.expert_input, n_rows, n_cols: shape.n_embd, format });
         if let Some(shared) = dense.shared {
             self.shared_expert(&mut ops, shared, rows);
@@ -209,12 +216,12 @@ impl Forward<'_> {
         let [gate, up, activated, down, gate_logit] =
             [parts.shared.gate, parts.shared.up, parts.shared.quantised, parts.shared.down, parts.shared.gate_logit]
                 .map(|part| rows.at(part));
-        let mut from_normed = rows.normed_products(self.exact);
+        let mut from_normed = rows.normed_products(self.arithmetic);
         from_normed.project(ops, self.matrix(dense.gate), gate, false);
         from_normed.project(ops, self.matrix(dense.up), up, false);
-        rows.normed_products(true).project(ops, self.matrix(dense.gate_inp), gate_logit, false);
+        rows.normed_products(Arithmetic::EXACT).project(ops, self.matrix(dense.gate_inp), gate_logit, false);
         ops.push(Op::SwiGlu { gate, up, n_rows, n_cols: self.shape.n_ff_shared });
-        rows.products(gate, activated, self.exact).project(ops, self.matrix(dense.down), down, false);
+        rows.products(gate, activated, self.arithmetic).project(ops, self.matrix(dense.down), down, false);
         ops.push(Op::AddGated { sum: residual, x: down, gate: gate_logit, n_rows, n_cols: self.shape.n_embd });
     }
 
@@ -232,7 +239,7 @@ impl Forward<'_> {
         let dense = &self.weights.layers[layer as usize];
         let MixerDense::Attention(attention) = dense.mixer else { return self.mixer(layer, &rows) };
         let mut ops = vec![self.rms_norm(rows.residual, dense.attn_norm, rows.at(rows.parts.normed), rows.n_rows)];
-        let mut from_normed = rows.normed_products(self.exact);
+        let mut from_normed = rows.normed_products(self.arithmetic);
         self.keys_values(&mut ops, layer, attention, &rows, &mut from_normed);
         ops
     }
@@ -241,7 +248,7 @@ impl Forward<'_> {
         let first = u64::from(chunk.first);
         let row = |part: Part, bytes: u64| bases.addr(part).offset(Bytes(first * bytes));
         let route_bytes = u64::from(self.shape.n_expert_used) * 4;
-        let format = self.weights.experts[layer as usize].shape(self.exact).input_format;
+        let format = self.weights.experts[layer as usize].shape(self.arithmetic, Path::Prompt).input_format;
         let positions = row(layout.positions, 4);
         let is_draft = layer >= self.shape.n_layer;
         Rows {
@@ -256,6 +263,7 @@ impl Forward<'_> {
             first_row: bases.addr(layout.first_row),
             parts: &layout.mixer,
             bases,
+            unpacked: bases.range(layout.unpacked),
             delta: DeltaRows::Prompt { block, chunk, open: bases.addr(layout.delta_open) },
         }
     }
@@ -270,7 +278,9 @@ impl Forward<'_> {
             _ => self.weights.output_norm,
         };
         let mut ops = vec![self.rms_norm(residual, norm, normed, rows.count)];
-        let mut projector = Projector::new(normed, quantised, rows.count, Path::Prompt, self.exact);
+        let (arithmetic, unpacked) = (self.arithmetic, bases.range(layout.unpacked));
+        let ready = ActivationFormat::F32;
+        let mut projector = Projector { input: normed, quantised, n_rows: rows.count, path: Path::Prompt, arithmetic, unpacked, ready };
         projector.project(&mut ops, self.head_matrix(head), logits, false);
         ops
     }
@@ -302,7 +312,7 @@ impl Forward<'_> {
             n_rows,
             n_expert: self.shape.n_expert,
             n_used: self.shape.n_expert_used,
-            shape: self.weights.experts[layer as usize].shape(self.exact),
+            shape: self.weights.experts[layer as usize].shape(self.arithmetic, Path::Window),
             scratch: base.offset(layout.expert_scratch.offset),
         });
     }
@@ -318,7 +328,7 @@ impl Forward<'_> {
             ops.push(self.rms_norm(at(layout.residual), self.weights.output_norm, at(layout.mixer.normed), n_rows));
             at(layout.mixer.normed)
         };
-        let mut projector = Projector::new(input, at(layout.mixer.quantised), n_rows, Path::Window, self.exact);
+        let mut projector = Projector::of_window(input, at(layout.mixer.quantised), n_rows, self.arithmetic);
         projector.project(&mut ops, self.head_matrix(head), at(layout.logits), false);
         ops
     }
@@ -343,6 +353,7 @@ impl Forward<'_> {
             first_row: at(layout.first_row),
             parts: &layout.mixer,
             bases: PromptBases { arena: base, spill: base },
+            unpacked: AddrRange::EMPTY,
             delta,
         }
     }

@@ -1,13 +1,19 @@
 //! Buffers of the prompt path.
 
 use super::{Carver, MixerParts, Part, RowBytes, Segment};
-use crate::backend::{Addr, op};
+use crate::backend::op::{self, Path};
+use crate::backend::{Addr, AddrRange};
 use crate::model::weights::{DEVICE_ALIGN, LayerExperts};
-use crate::model::{ModelShape, ModelWeights};
+use crate::model::{Arithmetic, ModelShape, ModelWeights};
+use crate::quant::ActivationFormat;
 use crate::units::Bytes;
 
-/// Rows of the wide tile in which experts read a prompt; fewer rows a chunk make a smaller tile.
+/// Rows of the wide tile in which experts read a prompt; fewer rows a chunk make a smaller tile. With 16-bit floats, the tile is as large
+/// as the mixer's scratch.
 const EXPERT_TILE_ROWS: u32 = 128;
+/// Room for unpacked weights beside each expert in flight, and how many are counted at least: a small ring belongs to a small arena.
+const UNPACKED_BYTES_A_RING_SLOT: Bytes = Bytes(3 << 19);
+const UNPACKED_RING_SLOTS_MIN: u32 = 4;
 /// Rows of the tile in which the head reads a prompt for `logits`.
 const HEAD_TILE_ROWS: u32 = 32;
 /// Experts in flight between host memory and the prompt path where a block is one chunk.
@@ -33,6 +39,12 @@ impl PromptBases {
             Segment::Spill => self.spill,
         };
         base.offset(part.offset)
+    }
+
+    /// The range of a part.
+    #[must_use]
+    pub fn range(&self, part: Part) -> AddrRange {
+        AddrRange { start: self.addr(part), bytes: part.bytes }
     }
 }
 
@@ -89,7 +101,7 @@ impl PromptRoom {
 /// Buffers of the prompt path.
 ///
 /// ```text
-/// | residual | expert input | routes | positions |  mixer scratch of one chunk              | ring |
+/// | residual | expert input | routes | positions |  mixer scratch of one chunk              | ring | unpacked weights |
 ///   one block                                    |  row lists and expert scratch (overlay)  |
 ///                                                |  head scratch, where logits are asked    |
 /// ```
@@ -119,10 +131,14 @@ pub struct PromptLayout {
     pub expert_rows: Part,
     /// f32 `[block * n_expert_used]`: their weights.
     pub expert_row_weights: Part,
+    /// u32 `[block, n_expert_used]`: where each row stands in them.
+    pub expert_entries: Part,
     /// Scratch of the experts for `tile_rows` rows.
     pub expert_scratch: Part,
     /// Rows of an expert tile.
     pub tile_rows: u32,
+    /// Weights unpacked to 16-bit floats; empty where products take them as they are.
+    pub unpacked: Part,
     /// f32 `[head_rows, n_vocab]`, empty without `all_logits`.
     pub logits: Part,
     /// Rows that meet the head at once.
@@ -163,22 +179,12 @@ struct Overlay {
     mixer: MixerParts,
     expert_rows: Part,
     expert_row_weights: Part,
+    expert_entries: Part,
     expert_scratch: Part,
-    logits: Part,
-    bytes: Bytes,
-}
-
-/// Numbers of rows that follow from the size.
-struct RowCounts {
     tile_rows: u32,
     head_rows: u32,
-}
-
-impl RowCounts {
-    fn of(size: PromptSize) -> Self {
-        let head_rows = if size.all_logits { size.chunk.min(HEAD_TILE_ROWS) } else { 0 };
-        Self { tile_rows: size.block.clamp(1, EXPERT_TILE_ROWS), head_rows }
-    }
+    logits: Part,
+    bytes: Bytes,
 }
 
 /// What the sizes of prompt buffers follow from.
@@ -186,35 +192,79 @@ impl RowCounts {
 struct PromptSizes<'a> {
     shape: &'a ModelShape,
     weights: &'a ModelWeights,
-    exact: bool,
+    arithmetic: Arithmetic,
     size: PromptSize,
 }
 
 impl PromptSizes<'_> {
+    fn rows(&self) -> RowBytes {
+        RowBytes::of(self.weights, self.arithmetic, Path::Prompt)
+    }
+
     fn overlay(&self, mut carver: Carver) -> Overlay {
         let start = carver.end;
-        let rows = RowBytes::of(self.weights, self.exact);
-        let counts = RowCounts::of(self.size);
         let routes = u64::from(self.size.block) * u64::from(self.shape.n_expert_used);
-        let mixer = MixerParts::take(&mut carver, self.shape, &rows, u64::from(self.size.chunk));
+        let mixer = MixerParts::take(&mut carver, self.shape, &self.rows(), u64::from(self.size.chunk));
+        let mixer_bytes = Bytes(carver.highest.0 - start.0);
         carver.rewind(start);
         let expert_rows = carver.take("rows by expert", routes * 4);
         let expert_row_weights = carver.take("row weights", routes * 4);
-        let scratch = |layer: &LayerExperts| op::expert_scratch_bytes(&layer.shape(self.exact), counts.tile_rows.into());
-        let expert_scratch = carver.take("expert scratch", self.weights.experts.iter().map(scratch).max().unwrap_or(0));
+        let expert_entries = carver.take("entries of rows", routes * 4);
+        let left = mixer_bytes.saturating_sub(Bytes(carver.end.0 - start.0));
+        let (tile_rows, scratch_bytes) = self.expert_tile(routes, left);
+        let expert_scratch = carver.take("expert scratch", scratch_bytes);
         // The head reads normed and quantised rows of the mixer's scratch, so its own part lies behind those.
         carver.rewind(mixer.attention.q.offset);
-        let logits = carver.take("logits", u64::from(counts.head_rows) * u64::from(self.shape.n_vocab) * 4);
-        Overlay { mixer, expert_rows, expert_row_weights, expert_scratch, logits, bytes: Bytes(carver.highest.0 - start.0) }
+        let head_rows = if self.size.all_logits { self.size.chunk.min(HEAD_TILE_ROWS) } else { 0 };
+        let logits = carver.take("logits", u64::from(head_rows) * u64::from(self.shape.n_vocab) * 4);
+        let bytes = Bytes(carver.highest.0 - start.0);
+        Overlay { mixer, expert_rows, expert_row_weights, expert_entries, expert_scratch, tile_rows, head_rows, logits, bytes }
+    }
+
+    /// Rows of an expert tile, and the bytes of its scratch. Matrix units want many rows at a time: as many as `left` bytes hold, which
+    /// the mixer half takes anyway.
+    fn expert_tile(&self, routes: u64, left: Bytes) -> (u32, u64) {
+        let scratch_bytes = |rows: u32| {
+            let of_layer = |layer: &LayerExperts| op::expert_scratch_bytes(&layer.shape(self.arithmetic, Path::Prompt), rows.into());
+            self.weights.experts.iter().map(of_layer).max().unwrap_or(0)
+        };
+        let least = self.size.block.clamp(1, EXPERT_TILE_ROWS);
+        let rows = match self.arithmetic.halves_max {
+            Some(_) => u32::try_from((left.0 / scratch_bytes(1).max(1)).min(routes)).unwrap_or(u32::MAX).max(least),
+            None => least,
+        };
+        (rows, scratch_bytes(rows))
+    }
+
+    /// Bytes for unpacked weights: stripes of the largest matrices, or some experts, at least one.
+    fn unpacked_bytes(&self) -> Bytes {
+        let in_halves = |quant_type| self.arithmetic.format(Path::Prompt, quant_type) == ActivationFormat::F16;
+        let Some(halves_max) = self.arithmetic.halves_max else { return Bytes::ZERO };
+        let room = (UNPACKED_BYTES_A_RING_SLOT * u64::from(self.size.ring_slots.max(UNPACKED_RING_SLOTS_MIN))).min(halves_max);
+        let head = self.size.all_logits.then_some(&self.weights.head);
+        let dense = self.weights.dense.iter().map(|dense| &dense.tensor).chain(head);
+        let matrices = dense.filter(|tensor| in_halves(tensor.quant_type)).map(|tensor| {
+            let least = op::unpacked_bytes(tensor.rows.min(op::UNPACKED_ROWS_MIN), tensor.cols);
+            op::unpacked_bytes(tensor.rows, tensor.cols).min(room).max(least)
+        });
+        let experts = self.weights.experts.iter().map(|layer| {
+            let shape = layer.shape(self.arithmetic, Path::Prompt);
+            if shape.input_format != ActivationFormat::F16 {
+                return Bytes::ZERO;
+            }
+            let expert = op::unpacked_expert_bytes(&shape);
+            expert * (room.0 / expert.0).clamp(1, self.shape.n_expert.into())
+        });
+        matrices.chain(experts).max().unwrap_or(Bytes::ZERO)
     }
 }
 
 impl PromptLayout {
     /// Lays out the buffers for `size` in `room`; `None` where they do not fit.
     #[must_use]
-    pub fn new(shape: &ModelShape, weights: &ModelWeights, exact: bool, size: PromptSize, room: PromptRoom) -> Option<Self> {
-        let sizes = PromptSizes { shape, weights, exact, size };
-        let rows = RowBytes::of(weights, exact);
+    pub fn new(shape: &ModelShape, weights: &ModelWeights, arithmetic: Arithmetic, size: PromptSize, room: PromptRoom) -> Option<Self> {
+        let sizes = PromptSizes { shape, weights, arithmetic, size };
+        let rows = sizes.rows();
         let block = u64::from(size.block);
         let routes = block * u64::from(shape.n_expert_used);
         let mut placer = Placer::new(room);
@@ -229,12 +279,12 @@ impl PromptLayout {
         let overlay = sizes.overlay(placer.segment_for(overlay_bytes).fork(overlay_bytes));
         let ring_slots = size.ring_slots_of(shape.n_expert);
         let ring = placer.take("expert ring", weights.slot_bytes().0 * u64::from(ring_slots));
+        let unpacked = placer.take("unpacked weights", sizes.unpacked_bytes().0);
         let Placer { arena, spill, .. } = placer;
         if arena.end > room.arena || spill.end > room.spill {
             return None;
         }
-        let RowCounts { tile_rows, head_rows } = RowCounts::of(size);
-        let Overlay { mixer, expert_rows, expert_row_weights, expert_scratch, logits, .. } = overlay;
+        let Overlay { mixer, expert_rows, expert_row_weights, expert_entries, expert_scratch, tile_rows, head_rows, logits, .. } = overlay;
         Some(Self {
             size,
             residual,
@@ -247,8 +297,10 @@ impl PromptLayout {
             mixer,
             expert_rows,
             expert_row_weights,
+            expert_entries,
             expert_scratch,
             tile_rows,
+            unpacked,
             logits,
             head_rows,
             ring,
@@ -260,7 +312,7 @@ impl PromptLayout {
 
     /// Bytes of the buffers for `size` in one stretch.
     #[must_use]
-    pub fn bytes(shape: &ModelShape, weights: &ModelWeights, exact: bool, size: PromptSize) -> Bytes {
-        Self::new(shape, weights, exact, size, PromptRoom::ENDLESS).expect("an endless room fits").arena_bytes
+    pub fn bytes(shape: &ModelShape, weights: &ModelWeights, arithmetic: Arithmetic, size: PromptSize) -> Bytes {
+        Self::new(shape, weights, arithmetic, size, PromptRoom::ENDLESS).expect("an endless room fits").arena_bytes
     }
 }

@@ -1,7 +1,8 @@
 //! How many bytes activation rows take in their largest form.
 
-use crate::model::ModelWeights;
+use crate::backend::op::Path;
 use crate::model::weights::{FileTensor, LayerExperts, MixerDense};
+use crate::model::{Arithmetic, ModelWeights};
 use crate::quant::ActivationFormat;
 
 /// Activation rows in their largest form, in bytes: what follows from the model and the activation setting alone.
@@ -20,10 +21,10 @@ pub struct RowBytes {
 }
 
 impl RowBytes {
-    /// Finds the sizes; activations are floats where `exact`.
+    /// Finds the sizes.
     #[must_use]
-    pub fn of(weights: &ModelWeights, exact: bool) -> Self {
-        let row = |quant_type, cols: u32| match ActivationFormat::for_weights(quant_type, exact) {
+    pub fn of(weights: &ModelWeights, arithmetic: Arithmetic, path: Path) -> Self {
+        let row = |quant_type, cols: u32| match arithmetic.format(path, quant_type) {
             // Read where they are.
             ActivationFormat::F32 => 0,
             format => format.row_bytes(cols as usize) as u64,
@@ -43,7 +44,7 @@ impl RowBytes {
             MixerDense::Delta(dense) => dense.ssm_out,
         });
         let shared = weights.layers.iter().filter_map(|layer| layer.shared.map(|shared| shared.down));
-        let expert_row = |layer: &LayerExperts| layer.shape(exact).input_format.row_bytes(layer.gate.cols as usize) as u64;
+        let expert_row = |layer: &LayerExperts| layer.shape(arithmetic, path).input_format.row_bytes(layer.gate.cols as usize) as u64;
         Self {
             normed: largest(&mut inputs.map(dense).chain([&weights.head])),
             mixed: largest(&mut outputs.map(dense)),

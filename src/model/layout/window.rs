@@ -1,9 +1,9 @@
 //! Buffers of the decode path.
 
 use super::{Carver, MixerParts, Part, RowBytes, Segment};
-use crate::backend::op::{self, DeltaShape, ExpertAddrs};
+use crate::backend::op::{self, DeltaShape, ExpertAddrs, Path};
 use crate::model::shape::Mixer;
-use crate::model::{ModelShape, ModelWeights};
+use crate::model::{Arithmetic, ModelShape, ModelWeights};
 use crate::units::Bytes;
 
 /// Buffers of the decode path, owned for the life of the engine. A window of fewer rows than the largest uses the beginning of each
@@ -80,14 +80,14 @@ impl DeltaKept {
 impl WindowLayout {
     /// Lays out the buffers for windows of up to `n_rows` rows.
     #[must_use]
-    pub fn new(shape: &ModelShape, weights: &ModelWeights, exact: bool, n_rows: u32) -> Self {
-        let rows = RowBytes::of(weights, exact);
+    pub fn new(shape: &ModelShape, weights: &ModelWeights, arithmetic: Arithmetic, n_rows: u32) -> Self {
+        let rows = RowBytes::of(weights, arithmetic, Path::Window);
         let n = u64::from(n_rows);
         let routes = n * u64::from(shape.n_expert_used);
         let mut carver = Carver::default();
         let kept = shape.delta.map_or(Bytes::ZERO, |delta| DeltaKept::new(delta, n_rows).bytes * u64::from(shape.n_delta_layer()));
         let if_draft = |bytes: u64| if shape.has_draft_layer { bytes } else { 0 };
-        let scratch = weights.experts.iter().map(|layer| op::expert_scratch_bytes(&layer.shape(exact), routes)).max();
+        let scratch = weights.experts.iter().map(|layer| op::expert_scratch_bytes(&layer.shape(arithmetic, Path::Window), routes)).max();
         Self {
             n_rows,
             residual: carver.take("residual", n * u64::from(shape.n_embd) * 4),
