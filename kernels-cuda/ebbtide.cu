@@ -1,5 +1,6 @@
 // All kernels, in one image.
 #include "attention.cuh"
+#include "attention_tiles.cuh"
 #include "delta.cuh"
 #include "experts.cuh"
 #include "gates.cuh"

@@ -1,4 +1,5 @@
-//! Attention: one kernel for a prompt; for a window one over stretches of the keys and one that joins their partial results.
+//! Attention: one kernel for a prompt, on matrix units where cache and head allow it; for a window one over stretches of the keys and one
+//! that joins their partial results.
 
 use super::args::AttentionArgs;
 use super::kernels::Kernel;
@@ -11,8 +12,9 @@ use crate::units::Bytes;
 const HEAD_DIM_MAX: u32 = 256;
 /// Keys of the first stretches.
 const KEY_TILE: u64 = 64;
-/// Query heads of rows that a block has, for a prompt and for a window.
+/// Query heads of rows that a block has: for a prompt in f32, on matrix units, and for a window.
 const PROMPT_QUERIES: u64 = 64;
+const TILES_QUERIES: u64 = 128;
 const WINDOW_QUERIES: u64 = 16;
 
 /// The first key of a stretch, as `stretch_begin` in `kernels-cuda/attention.cuh`: sixteen up to 1,024 keys, sixteen more to every doubling.
@@ -23,6 +25,22 @@ fn stretch_begin(stretch: u32) -> u64 {
 /// Stretches that cover a context.
 fn n_stretches(n_ctx: u32) -> u32 {
     (1..).find(|&stretch| stretch_begin(stretch) >= u64::from(n_ctx)).expect("stretches double")
+}
+
+/// The kernel on matrix units for a prompt, with the threads of its block. It copies sixteen bytes of a cache at a time.
+fn tiles_kernel(format: KvFormat, head_dim: u32, caches: [Addr; 2]) -> Option<(&'static str, u32)> {
+    if caches.iter().any(|cache| !cache.0.is_multiple_of(16)) {
+        return None;
+    }
+    match (format, head_dim) {
+        (KvFormat::F16, 64) => Some(("attention_tiles_f16_64", 128)),
+        (KvFormat::F16, 128) => Some(("attention_tiles_f16_128", 128)),
+        (KvFormat::F16, 256) => Some(("attention_tiles_f16_256", 256)),
+        (KvFormat::Q8_0, 64) => Some(("attention_tiles_q8_0_64", 128)),
+        (KvFormat::Q8_0, 128) => Some(("attention_tiles_q8_0_128", 128)),
+        (KvFormat::Q8_0, 256) => Some(("attention_tiles_q8_0_256", 256)),
+        _ => None,
+    }
 }
 
 impl Launch<'_> {
@@ -71,6 +89,9 @@ impl Launch<'_> {
         let n_queries = count(&[n_rows, n_head / n_head_kv]);
         match path {
             Path::Prompt => {
+                if let Some((name, threads)) = tiles_kernel(format, head_dim, [k_cache, v_cache]) {
+                    return self.kernel(Kernel(name, None), [n_queries.div_ceil(TILES_QUERIES), n_head_kv.into(), 1], threads, &args);
+                }
                 let name = match format {
                     KvFormat::F32 => "attention_prompt_f32",
                     KvFormat::F16 => "attention_prompt_f16",
