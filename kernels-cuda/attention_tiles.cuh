@@ -11,11 +11,6 @@
 #include "matrix_units.cuh"
 
 // A score that no real one is below, with which the softmax begins.
-#ifdef __CUDACC__
-#define ROLLED _Pragma("unroll 1")
-#else
-#define ROLLED
-#endif
 #define NO_SCORE (-1e30f)
 #define LOG2_E 1.44269504088896341f
 
@@ -76,6 +71,21 @@ template <int HEAD_DIM, int KEYS> struct TilesF16 {
     HERE uint32_t at(uint32_t tile) { return tile % 2; }
 };
 
+// Numbers 8 part .. 8 part + 8 of a block of Q8_0 as halves.
+DEVICE void decode_q8_0(const uint8_t *block, uint32_t part, uint16_t *to) {
+    float scale = half_to_float(*(const uint16_t *)block);
+    struct alignas(16) Halves {
+        uint32_t at[4];
+    } halves;
+    UNROLL for (int i = 0; i < 4; i++) {
+        // A byte plus 128 as the last bits of 2^23 is that number as a float.
+        uint32_t two = *(const uint16_t *)(block + 2 + 8 * part + 2 * i) ^ 0x8080u;
+        float low = float_of_bits(0x4b000000u | (two & 0xff)) - 8388736.0f, high = float_of_bits(0x4b000000u | two >> 8) - 8388736.0f;
+        halves.at[i] = halves_of(scale * low, scale * high);
+    }
+    *(Halves *)to = halves;
+}
+
 // The same of Q8_0: one tile as halves, and the next as it lies in the cache.
 template <int HEAD_DIM, int KEYS> struct TilesQ8_0 {
     enum { BYTES = HEAD_DIM / KV_BLOCK * KV_BLOCK_BYTES, UNIT = BYTES % 8 ? 4 : 8, UNITS = BYTES / UNIT };
@@ -101,29 +111,23 @@ template <int HEAD_DIM, int KEYS> struct TilesQ8_0 {
         UNROLL for (uint32_t round = 0; round < KEYS * chunks / THREADS; round++) {
             uint32_t at = round * THREADS + threadIdx.x, line = at / chunks, chunk = at % chunks;
             uint32_t from = line * BYTES + chunk / 4 * KV_BLOCK_BYTES, to = chunk_at<chunks>(line, chunk);
-            decode(stored[0] + from, chunk % 4, keys[0] + to);
-            decode(stored[1] + from, chunk % 4, values[0] + to);
+            decode_q8_0(stored[0] + from, chunk % 4, keys[0] + to);
+            decode_q8_0(stored[1] + from, chunk % 4, values[0] + to);
         }
         SYNC();
     }
 
     HERE uint32_t at(uint32_t) { return 0; }
-
-    // Numbers 8 part .. 8 part + 8 of a block.
-    HERE void decode(const uint8_t *block, uint32_t part, uint16_t *to) {
-        float scale = half_to_float(*(const uint16_t *)block);
-        struct alignas(16) {
-            uint32_t at[4];
-        } halves;
-        UNROLL for (int i = 0; i < 4; i++) {
-            // A byte plus 128 as the last bits of 2^23 is that number as a float.
-            uint32_t two = *(const uint16_t *)(block + 2 + 8 * part + 2 * i) ^ 0x8080u;
-            float low = float_of_bits(0x4b000000u | (two & 0xff)) - 8388736.0f, high = float_of_bits(0x4b000000u | two >> 8) - 8388736.0f;
-            halves.at[i] = halves_of(scale * low, scale * high);
-        }
-        *(decltype(halves) *)to = halves;
-    }
 };
+
+// Shares are powers of two, of scores times this. Queries take the scale's sign, and become zeros where it is zero.
+DEVICE float scale_of_powers(const AttentionArgs &args) {
+    return (args.scale == 0.0f ? 1.0f : fabsf(args.scale)) * LOG2_E;
+}
+
+DEVICE float sign_of_scale(const AttentionArgs &args) {
+    return args.scale < 0.0f ? -1.0f : args.scale > 0.0f ? 1.0f : 0.0f;
+}
 
 // A query's row of halves, from sixteen numbers of it on: this thread's part of a left tile. Zeros where there is no query.
 DEVICE LeftTile load_query(const float *low_row, const float *high_row, uint32_t column, float sign) {
@@ -194,15 +198,13 @@ DEVICE void attention_tiles(const AttentionArgs &args) {
             largest[tile][half] = NO_SCORE;
             totals[tile][half] = 0.0f;
         }
-        const float sign = args.scale < 0.0f ? -1.0f : args.scale > 0.0f ? 1.0f : 0.0f;
         UNROLL for (int step = 0; step < HEAD_DIM / 16; step++)
-            q[tile][step] = load_query(rows[0], rows[1], 16 * step, sign);
+            q[tile][step] = load_query(rows[0], rows[1], 16 * step, sign_of_scale(args));
         UNROLL for (int part = 0; part < HEAD_DIM / 8; part++)
             UNROLL for (int i = 0; i < 4; i++)
                 sums[tile][part][i] = 0.0f;
     }
-    // Shares are powers of two. The queries took the scale's sign, and became zeros where it is zero.
-    const float scale = (args.scale == 0.0f ? 1.0f : fabsf(args.scale)) * LOG2_E;
+    const float scale = scale_of_powers(args);
     for (uint32_t tile = 0; tile * KEYS < keys.n; tile++) {
         tiles.template arrive<threads>(tile);
         if ((tile + 1) * KEYS < keys.n)
@@ -213,7 +215,7 @@ DEVICE void attention_tiles(const AttentionArgs &args) {
             take_out<threads, HEAD_DIM, KEYS>(values, tile * KEYS, met_from);
             SYNC();
         }
-        ROLLED for (uint32_t first = 0; first < KEYS; first += SUB) {
+        UNROLL_BY(1) for (uint32_t first = 0; first < KEYS; first += SUB) {
             float scores[ROW_TILES][SUB / 8][4];
             UNROLL for (int m = 0; m < ROW_TILES; m++)
                 UNROLL for (int part = 0; part < SUB / 8; part++)

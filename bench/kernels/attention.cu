@@ -1,8 +1,10 @@
 // Times Op::Attention on a card, prompts in chunks and windows, and holds a sample of the results against f64.
 // nvcc -O3 -std=c++17 -fmad=false -arch=sm_90 -cudart static -I kernels-cuda -o attention bench/kernels/attention.cu
-#include "attention_tiles.cuh"
+#include "attention_window.cuh"
 
 #include "measure.h"
+
+#include <cstring>
 
 static const float WIDTH = 1.73f; // standard deviation 1
 
@@ -47,6 +49,7 @@ struct Bench {
     AttentionArgs args;
     std::vector<uint8_t> k, v;
     float *q, *out;
+    uint32_t offset = 0; // row of position 0
 
     explicit Bench(Shape shape, uint32_t n_rows) : shape(shape) {
         uint64_t head_bytes = shape.is_q8_0 ? shape.head_dim / 32 * 34 : shape.head_dim * 2;
@@ -93,11 +96,11 @@ struct Bench {
         for (uint32_t key = 0; key <= position; key++) {
             double score = 0.0;
             for (uint32_t d = 0; d < head_dim; d++)
-                score += (double)(WIDTH * noise(first + d, 3)) * number(k, key, head_kv, d);
+                score += (double)(WIDTH * noise(first + d, 3)) * number(k, offset + key, head_kv, d);
             double share = exp(score * args.scale);
             total += share;
             for (uint32_t d = 0; d < head_dim; d++)
-                sum[d] += share * number(v, key, head_kv, d);
+                sum[d] += share * number(v, offset + key, head_kv, d);
         }
         for (uint32_t d = 0; d < head_dim; d++)
             error.add(result[d], sum[d] / total);
@@ -128,6 +131,71 @@ static void prompt(Bench &bench, const Variant &variant, uint32_t n, uint32_t ch
            chunk, us, us * 48 / n, flop / us / 1e6, error.value());
 }
 
+struct WindowVariant {
+    const char *name;
+    void (*kernel)(AttentionArgs);
+    uint32_t head_dim, threads, queries;
+    bool is_q8_0;
+};
+
+// As `n_stretches` in backends/cuda/attention.rs.
+static uint32_t stretches_of(uint32_t n_ctx) {
+    uint32_t stretch = 1;
+    auto begin = [](uint32_t at) { return at < 16 ? at * 64ull : (uint64_t)(16 + at % 16) * 64 << (at / 16 - 1); };
+    while (begin(stretch) < n_ctx)
+        stretch++;
+    return stretch;
+}
+
+// A graph of windows, each on a cache of its own, so that none finds its keys in the second-level cache.
+static void window(const Shape &shape, const WindowVariant &variant, uint32_t depth, uint32_t n_rows) {
+    if (variant.head_dim != shape.head_dim || variant.is_q8_0 != shape.is_q8_0)
+        return;
+    const uint32_t copies = depth > 10000 ? 4 : 12, group = shape.n_head / shape.n_head_kv;
+    Shape all = shape;
+    all.n_ctx = copies * depth;
+    Bench bench(all, 8);
+    std::vector<int32_t> firsts;
+    for (uint32_t at = 0; at < copies; at++)
+        firsts.push_back((int32_t)(at * depth));
+    int32_t *first_rows = on_device(firsts);
+    AttentionArgs args = bench.args;
+    args.n_stretches = stretches_of(depth);
+    args.n_rows = n_rows;
+    args.positions += depth - n_rows;
+    args.partial = device_memory<float>(8ull * shape.n_head * args.n_stretches * (shape.head_dim + 2));
+    cudaStream_t stream;
+    cudaGraph_t graph;
+    cudaGraphExec_t runnable;
+    CHECK(cudaStreamCreate(&stream));
+    CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    for (uint32_t at = 0; at < copies; at++) {
+        args.first_row = first_rows + at;
+        variant.kernel<<<dim3(args.n_stretches, shape.n_head_kv, (n_rows * group + variant.queries - 1) / variant.queries), variant.threads, 0,
+                         stream>>>(args);
+        attention_window_join<<<n_rows * shape.n_head, HEAD_DIM_MAX, 0, stream>>>(args);
+    }
+    CHECK(cudaStreamEndCapture(stream, &graph));
+    CHECK(cudaGraphInstantiate(&runnable, graph, 0));
+    double us = median_us(20, [&](int) {
+                    CHECK(cudaGraphLaunch(runnable, 0));
+                }) / copies;
+    std::vector<float> result = from_device(args.out, (uint64_t)n_rows * shape.n_head * shape.head_dim);
+    Error error;
+    // The last copy's keys begin at its first row.
+    bench.offset = (copies - 1) * depth;
+    for (uint32_t head : {0u, shape.n_head - 1})
+        bench.check(error, n_rows - 1, depth - 1, head);
+    double bytes = 2.0 * depth * shape.n_head_kv * bench.args.head_bytes;
+    printf("%-28s %s depth %5u, %u rows: %6.1f us, %6.0f GB/s, error %.1e\n", variant.name, shape.model, depth, n_rows, us, bytes / us / 1e3,
+           error.value());
+    CHECK(cudaGraphExecDestroy(runnable));
+    CHECK(cudaGraphDestroy(graph));
+    CHECK(cudaStreamDestroy(stream));
+    CHECK(cudaFree(args.partial));
+    CHECK(cudaFree(first_rows));
+}
+
 KERNEL(try_f16_128_sub32, AttentionArgs) { attention_tiles<TilesF16, 128, 32, 32, 4, 2>(args); }
 KERNEL(try_f16_128_8x1, AttentionArgs) { attention_tiles<TilesF16, 128, 32, 32, 8, 1>(args); }
 KERNEL(try_f16_128_4x1, AttentionArgs) { attention_tiles<TilesF16, 128, 32, 32, 4, 1>(args); }
@@ -135,7 +203,17 @@ KERNEL(try_f16_256_4x1, AttentionArgs) { attention_tiles<TilesF16, 256, 16, 16, 
 KERNEL(try_q8_0_128_sub32, AttentionArgs) { attention_tiles<TilesQ8_0, 128, 32, 32, 4, 2>(args); }
 KERNEL(try_q8_0_128_8x1, AttentionArgs) { attention_tiles<TilesQ8_0, 128, 32, 32, 8, 1>(args); }
 
-int main() {
+int main(int n, char **words) {
+    const bool windows_only = n > 1 && !strcmp(words[1], "windows"), prompts_only = n > 1 && !strcmp(words[1], "prompts");
+    const WindowVariant windows[] = {
+        {"attention_window_f16", attention_window_f16, 128, 256, 16, false},
+        {"attention_window_f16_64", attention_window_f16_64, 64, 128, 32, false},
+        {"attention_window_f16_128", attention_window_f16_128, 128, 128, 32, false},
+        {"attention_window_f16_256", attention_window_f16_256, 256, 128, 16, false},
+        {"attention_window_q8_0_64", attention_window_q8_0_64, 64, 128, 32, true},
+        {"attention_window_q8_0_128", attention_window_q8_0_128, 128, 128, 32, true},
+        {"attention_window_q8_0_256", attention_window_q8_0_256, 256, 128, 16, true},
+    };
     const Variant variants[] = {
         {"attention_tiles_f16_64", attention_tiles_f16_64, 64, 128, 128, false},
         {"attention_tiles_f16_128", attention_tiles_f16_128, 128, 128, 128, false},
@@ -152,6 +230,13 @@ int main() {
     };
     for (Shape shape : {Shape{"30B f16 ", 32, 4, 128, 30720, false}, Shape{"30B q8_0", 32, 4, 128, 30720, true}, Shape{"35B f16 ", 16, 2, 256, 30720, false},
                         Shape{"35B q8_0", 16, 2, 256, 30720, true}, Shape{"64 f16  ", 16, 4, 64, 8192, false}, Shape{"64 q8_0 ", 16, 4, 64, 8192, true}}) {
+        if (!prompts_only)
+            for (const WindowVariant &variant : windows)
+                for (uint32_t depth : {1024u, 8192u, 30720u})
+                    for (uint32_t n_rows : {1u, 4u, 8u})
+                        window(shape, variant, depth, n_rows);
+        if (windows_only)
+            continue;
         Bench bench(shape, shape.n_ctx);
         for (const Variant &variant : variants) {
             for (uint32_t chunk : {512u, 1024u, 2048u})
