@@ -16,6 +16,15 @@
 
 #ifdef __CUDACC__
 
+// Two signed bytes, in the low or the high half of a word, as halves times a half.
+DEVICE uint32_t scaled_pair(uint32_t word, int is_high, uint32_t scale) {
+    // A byte plus 128 as the last bits of 1,024 is that sum as a half.
+    uint32_t pair = __byte_perm(word ^ 0x80808080u, 0x64646464u, is_high ? 0x4342 : 0x4140);
+    asm("sub.rn.f16x2 %0, %0, %1;\n" : "+r"(pair) : "r"(0x64806480u));
+    asm("mul.rn.f16x2 %0, %0, %1;\n" : "+r"(pair) : "r"(scale | scale << 16));
+    return pair;
+}
+
 DEVICE float power_of_two(float x) {
     float power;
     asm("ex2.approx.ftz.f32 %0, %1;\n" : "=f"(power) : "f"(x));
@@ -33,6 +42,12 @@ template <int BYTES> DEVICE void copy_bytes(uint8_t *to, const uint8_t *from, bo
 }
 
 #else
+
+DEVICE uint32_t scaled_pair(uint32_t word, int is_high, uint32_t scale) {
+    uint32_t pair = is_high ? word >> 16 : word;
+    float factor = half_to_float((uint16_t)scale);
+    return halves_of(factor * (float)(int8_t)pair, factor * (float)(int8_t)(pair >> 8));
+}
 
 DEVICE float power_of_two(float x) { return exp2f(x); }
 
@@ -71,19 +86,24 @@ template <int HEAD_DIM, int KEYS> struct TilesF16 {
     HERE uint32_t at(uint32_t tile) { return tile % 2; }
 };
 
-// Numbers 8 part .. 8 part + 8 of a block of Q8_0 as halves.
-DEVICE void decode_q8_0(const uint8_t *block, uint32_t part, uint16_t *to) {
-    float scale = half_to_float(*(const uint16_t *)block);
+// Two neighbouring blocks of Q8_0, which begin at a multiple of four, as eight chunks of line `line` of a tile, from `first_chunk` on.
+template <int CHUNKS> DEVICE void decode_blocks(const uint8_t *blocks, uint16_t *tile, uint32_t line, uint32_t first_chunk) {
     struct alignas(16) Halves {
         uint32_t at[4];
-    } halves;
-    UNROLL for (int i = 0; i < 4; i++) {
-        // A byte plus 128 as the last bits of 2^23 is that number as a float.
-        uint32_t two = *(const uint16_t *)(block + 2 + 8 * part + 2 * i) ^ 0x8080u;
-        float low = float_of_bits(0x4b000000u | (two & 0xff)) - 8388736.0f, high = float_of_bits(0x4b000000u | two >> 8) - 8388736.0f;
-        halves.at[i] = halves_of(scale * low, scale * high);
+    };
+    uint32_t words[17];
+    UNROLL for (int at = 0; at < 17; at++)
+        words[at] = ((const uint32_t *)blocks)[at];
+    UNROLL for (uint32_t chunk = 0; chunk < 8; chunk++) {
+        const uint32_t scale = chunk < 4 ? words[0] & 0xffff : words[8] >> 16;
+        Halves halves;
+        UNROLL for (uint32_t i = 0; i < 4; i++) {
+            // Pairs of bytes lie behind one scale, or two.
+            const uint32_t at = 1 + chunk / 4 + 4 * chunk + i;
+            halves.at[i] = scaled_pair(words[at / 2], at % 2, scale);
+        }
+        *(Halves *)(tile + chunk_at<CHUNKS>(line, first_chunk + chunk)) = halves;
     }
-    *(Halves *)to = halves;
 }
 
 // The same of Q8_0: one tile as halves, and the next as it lies in the cache.
@@ -108,11 +128,11 @@ template <int HEAD_DIM, int KEYS> struct TilesQ8_0 {
         const uint32_t chunks = HEAD_DIM / CHUNK;
         wait_for_copies<0>();
         SYNC();
-        UNROLL for (uint32_t round = 0; round < KEYS * chunks / THREADS; round++) {
-            uint32_t at = round * THREADS + threadIdx.x, line = at / chunks, chunk = at % chunks;
-            uint32_t from = line * BYTES + chunk / 4 * KV_BLOCK_BYTES, to = chunk_at<chunks>(line, chunk);
-            decode_q8_0(stored[0] + from, chunk % 4, keys[0] + to);
-            decode_q8_0(stored[1] + from, chunk % 4, values[0] + to);
+        const uint32_t pairs = HEAD_DIM / 64;
+        UNROLL for (uint32_t at = threadIdx.x; at < 2 * KEYS * pairs; at += THREADS) {
+            uint32_t of_part = at % (KEYS * pairs);
+            bool is_key = at < KEYS * pairs;
+            decode_blocks<chunks>(stored[!is_key] + of_part * 68, is_key ? keys[0] : values[0], of_part / pairs, of_part % pairs * 8);
         }
         SYNC();
     }
@@ -159,11 +179,9 @@ template <int THREADS, int HEAD_DIM, int KEYS> DEVICE void take_out(uint16_t *va
 
 // WARPS warps of ROW_TILES times sixteen queries each, n_queries in all. Every thread holds, of each sixteen, queries lane / 4 and
 // lane / 4 + 8.
-template <template <int, int> class Tiles, int HEAD_DIM, int KEYS, int SUB, int WARPS, int ROW_TILES>
-DEVICE void attention_tiles(const AttentionArgs &args) {
+template <class Tiles, int HEAD_DIM, int KEYS, int SUB, int WARPS, int ROW_TILES, int PARKED>
+DEVICE void attention_tiles(const AttentionArgs &args, Tiles &tiles, LeftTile *parking) {
     const int threads = WARPS * WARP, chunks = HEAD_DIM / CHUNK, n_queries = WARPS * ROW_TILES * 16;
-    typedef Tiles<HEAD_DIM, KEYS> TilesOfHead;
-    SHARED TilesOfHead tiles;
     // In shared memory, as all registers are taken.
     SHARED struct {
         uint64_t first_byte; // of the key head in a cache
@@ -188,7 +206,8 @@ DEVICE void attention_tiles(const AttentionArgs &args) {
     for (uint32_t at = threadIdx.x; at < HEAD_DIM; at += threads)
         met_from[at] = 0xffffffffu;
     const uint32_t lane = lane_of_warp(), first_query = threadIdx.x / WARP * 16 * ROW_TILES + lane / 4;
-    LeftTile q[ROW_TILES][HEAD_DIM / 16];
+    const int held = HEAD_DIM / 16 - PARKED;
+    LeftTile q[ROW_TILES][held > 0 ? held : 1];
     float sums[ROW_TILES][HEAD_DIM / 8][4], largest[ROW_TILES][2], totals[ROW_TILES][2];
     UNROLL for (int tile = 0; tile < ROW_TILES; tile++) {
         const float *rows[2];
@@ -198,8 +217,13 @@ DEVICE void attention_tiles(const AttentionArgs &args) {
             largest[tile][half] = NO_SCORE;
             totals[tile][half] = 0.0f;
         }
-        UNROLL for (int step = 0; step < HEAD_DIM / 16; step++)
-            q[tile][step] = load_query(rows[0], rows[1], 16 * step, sign_of_scale(args));
+        UNROLL for (int step = 0; step < HEAD_DIM / 16; step++) {
+            const LeftTile left = load_query(rows[0], rows[1], 16 * step, sign_of_scale(args));
+            if (step < held)
+                q[tile][step] = left;
+            else
+                parking[((step - held) * ROW_TILES + tile) * threads + threadIdx.x] = left;
+        }
         UNROLL for (int part = 0; part < HEAD_DIM / 8; part++)
             UNROLL for (int i = 0; i < 4; i++)
                 sums[tile][part][i] = 0.0f;
@@ -226,8 +250,9 @@ DEVICE void attention_tiles(const AttentionArgs &args) {
                     RightTile low, high;
                     load_rights<chunks>(low, high, tiles.keys[tiles.at(tile)], first + 16 * pair, 2 * step);
                     UNROLL for (int m = 0; m < ROW_TILES; m++) {
-                        multiply_add(scores[m][2 * pair], q[m][step], low);
-                        multiply_add(scores[m][2 * pair + 1], q[m][step], high);
+                        const LeftTile left = step < held ? q[m][step] : parking[((step - held) * ROW_TILES + m) * threads + threadIdx.x];
+                        multiply_add(scores[m][2 * pair], left, low);
+                        multiply_add(scores[m][2 * pair + 1], left, high);
                     }
                 }
             LeftTile shares[ROW_TILES][SUB / 16];
@@ -297,9 +322,16 @@ DEVICE void attention_tiles(const AttentionArgs &args) {
 
 // attention_tiles_<format>_<head_dim>   grid: (n_rows * (n_head / n_head_kv) / n_queries, rounded up, n_head_kv),
 //                                       block: 256 for heads of 256, else 128; caches at multiples of 16
-KERNEL(attention_tiles_f16_64, AttentionArgs) { attention_tiles<TilesF16, 64, 32, 32, 4, 2>(args); }
-KERNEL(attention_tiles_f16_128, AttentionArgs) { attention_tiles<TilesF16, 128, 32, 16, 4, 2>(args); }
-KERNEL(attention_tiles_f16_256, AttentionArgs) { attention_tiles<TilesF16, 256, 16, 16, 8, 1>(args); }
-KERNEL(attention_tiles_q8_0_64, AttentionArgs) { attention_tiles<TilesQ8_0, 64, 32, 32, 4, 2>(args); }
-KERNEL(attention_tiles_q8_0_128, AttentionArgs) { attention_tiles<TilesQ8_0, 128, 32, 16, 4, 2>(args); }
-KERNEL(attention_tiles_q8_0_256, AttentionArgs) { attention_tiles<TilesQ8_0, 256, 16, 16, 8, 1>(args); }
+#define ATTENTION_TILES(name, Tiles, head_dim, n_keys, sub, warps, row_tiles, n_parked)                                                     \
+    KERNEL(name, AttentionArgs) {                                                                                                          \
+        typedef Tiles<head_dim, n_keys> TilesOfHead;                                                                                       \
+        SHARED TilesOfHead tiles;                                                                                                          \
+        SHARED LeftTile parking[n_parked * row_tiles * warps * WARP + 1];                                                                  \
+        attention_tiles<TilesOfHead, head_dim, n_keys, sub, warps, row_tiles, n_parked>(args, tiles, parking);                             \
+    }
+ATTENTION_TILES(attention_tiles_f16_64, TilesF16, 64, 32, 32, 4, 2, 0)
+ATTENTION_TILES(attention_tiles_f16_128, TilesF16, 128, 32, 32, 4, 2, 3)
+ATTENTION_TILES(attention_tiles_f16_256, TilesF16, 256, 16, 16, 8, 1, 3)
+ATTENTION_TILES(attention_tiles_q8_0_64, TilesQ8_0, 64, 32, 32, 4, 2, 0)
+ATTENTION_TILES(attention_tiles_q8_0_128, TilesQ8_0, 128, 32, 32, 4, 2, 3)
+ATTENTION_TILES(attention_tiles_q8_0_256, TilesQ8_0, 256, 16, 16, 8, 1, 3)

@@ -39,10 +39,9 @@ template <bool IS_Q8_0, int HEAD_DIM, int KEYS> struct WindowTile {
         wait_for_copies<IS_Q8_0 ? 0 : 1>();
         SYNC();
         if (IS_Q8_0) {
-            UNROLL for (uint32_t at = threadIdx.x; at < KEYS * CHUNKS; at += WINDOW_THREADS) {
-                uint32_t line = at / CHUNKS, chunk = at % CHUNKS;
-                decode_q8_0(stored + line * BYTES + chunk / 4 * KV_BLOCK_BYTES, chunk % 4, halves[part] + chunk_at<CHUNKS>(line, chunk));
-            }
+            const uint32_t pairs = HEAD_DIM / 64;
+            UNROLL for (uint32_t at = threadIdx.x; at < KEYS * pairs; at += WINDOW_THREADS)
+                decode_blocks<CHUNKS>(stored + at * 68, halves[part], at / pairs, at % pairs * 8);
             SYNC();
         }
     }
