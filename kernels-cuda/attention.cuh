@@ -19,8 +19,11 @@
 
 #ifdef __CUDACC__
 #define HERE __device__ __forceinline__
+#define PRAGMA(words) _Pragma(#words)
+#define UNROLL_BY(times) PRAGMA(unroll times)
 #else
 #define HERE inline
+#define UNROLL_BY(times)
 #endif
 
 struct AttentionArgs {
@@ -357,23 +360,46 @@ template <class Kv> DEVICE void attention_window(const AttentionArgs &args) {
     }
 }
 
-// Joins the stretches of every query in ascending order. grid: (n_rows * n_head), block: HEAD_DIM_MAX
+// Most stretches of any context.
+#define STRETCHES_MAX 512
+
+// Joins the stretches of every query. Groups of threads have a number each, and every so manyth stretch.
+// grid: (n_rows * n_head), block: HEAD_DIM_MAX
 KERNEL(attention_window_join, AttentionArgs) {
-    uint32_t d = threadIdx.x, n_keys = keys_seen(args, blockIdx.x / args.n_head), n_stretches = 0;
-    if (d >= args.head_dim)
-        return;
-    uint64_t record_len = args.head_dim + 2;
-    const float *records = args.partial + (uint64_t)blockIdx.x * args.n_stretches * record_len, *state = records + args.head_dim;
-    float largest = -INFINITY;
+    SHARED float largest_of[STRETCHES_MAX], sum_of[STRETCHES_MAX], values[HEAD_DIM_MAX];
+    const uint32_t head_dim = args.head_dim, n_groups = HEAD_DIM_MAX / head_dim;
+    const uint32_t group = threadIdx.x / head_dim, d = threadIdx.x % head_dim, n_keys = keys_seen(args, blockIdx.x / args.n_head);
+    const uint64_t record_len = head_dim + 2;
+    const float *records = args.partial + (uint64_t)blockIdx.x * args.n_stretches * record_len;
+    uint32_t n_stretches = 0;
     while (n_stretches < args.n_stretches && stretch_begin(n_stretches) < n_keys)
-        largest = fmaxf(largest, state[n_stretches++ * record_len]);
-    float sum = 0.0f, value = 0.0f;
-    for (uint64_t stretch = 0; stretch < n_stretches; stretch++) {
-        float share = expf(state[stretch * record_len] - largest);
-        sum = fmaf(share, state[stretch * record_len + 1], sum);
-        value = fmaf(share, records[stretch * record_len + d], value);
+        n_stretches++;
+    for (uint32_t stretch = threadIdx.x; stretch < n_stretches; stretch += blockDim.x) {
+        largest_of[stretch] = records[stretch * record_len + head_dim];
+        sum_of[stretch] = records[stretch * record_len + head_dim + 1];
     }
-    args.out[(uint64_t)blockIdx.x * args.head_dim + d] = value / sum;
+    SYNC();
+    float largest = -INFINITY, sum = 0.0f, value = 0.0f;
+    for (uint32_t stretch = 0; stretch < n_stretches; stretch++)
+        largest = fmaxf(largest, largest_of[stretch]);
+    SYNC();
+    for (uint32_t stretch = threadIdx.x; stretch < n_stretches; stretch += blockDim.x)
+        largest_of[stretch] = expf(largest_of[stretch] - largest);
+    SYNC();
+    for (uint32_t stretch = 0; stretch < n_stretches; stretch++)
+        sum = fmaf(largest_of[stretch], sum_of[stretch], sum);
+    if (group < n_groups) {
+        UNROLL_BY(16)
+        for (uint32_t stretch = group; stretch < n_stretches; stretch += n_groups)
+            value = fmaf(largest_of[stretch], records[stretch * record_len + d], value);
+    }
+    values[threadIdx.x] = value;
+    SYNC();
+    if (threadIdx.x >= head_dim)
+        return;
+    for (uint32_t other = 1; other < n_groups; other++)
+        value += values[other * head_dim + d];
+    args.out[(uint64_t)blockIdx.x * head_dim + d] = value / sum;
 }
 
 // attention_prompt_<format>   grid: (n_rows * (n_head / n_head_kv) / 64, rounded up, n_head_kv), block: ATTENTION_BLOCK

@@ -1,5 +1,7 @@
 // All kernels, in one image.
 #include "attention.cuh"
+#include "attention_tiles.cuh"
+#include "attention_window.cuh"
 #include "delta.cuh"
 #include "experts.cuh"
 #include "gates.cuh"

@@ -109,7 +109,13 @@ DEVICE void multiply_add(float (&sums)[4], const LeftTile &left, const RightTile
 // Two floats as halves, to the nearest; the first in the low bits.
 DEVICE uint32_t halves_of(float low, float high) {
     uint32_t halves;
+#if __CUDA_ARCH__ >= 800
     asm("cvt.rn.f16x2.f32 %0, %1, %2;\n" : "=r"(halves) : "f"(high), "f"(low));
+#else
+    asm("{.reg .b16 low, high; cvt.rn.f16.f32 low, %2; cvt.rn.f16.f32 high, %1; mov.b32 %0, {low, high};}\n"
+        : "=r"(halves)
+        : "f"(high), "f"(low));
+#endif
     return halves;
 }
 

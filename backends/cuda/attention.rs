@@ -1,4 +1,5 @@
-//! Attention: one kernel for a prompt; for a window one over stretches of the keys and one that joins their partial results.
+//! Attention: one kernel for a prompt, on matrix units where cache and head allow it; for a window one over stretches of the keys and one
+//! that joins their partial results.
 
 use super::args::AttentionArgs;
 use super::kernels::Kernel;
@@ -11,7 +12,7 @@ use crate::units::Bytes;
 const HEAD_DIM_MAX: u32 = 256;
 /// Keys of the first stretches.
 const KEY_TILE: u64 = 64;
-/// Query heads of rows that a block has, for a prompt and for a window.
+/// Query heads of rows that a block has, where there are no matrix units in use.
 const PROMPT_QUERIES: u64 = 64;
 const WINDOW_QUERIES: u64 = 16;
 
@@ -23,6 +24,41 @@ fn stretch_begin(stretch: u32) -> u64 {
 /// Stretches that cover a context.
 fn n_stretches(n_ctx: u32) -> u32 {
     (1..).find(|&stretch| stretch_begin(stretch) >= u64::from(n_ctx)).expect("stretches double")
+}
+
+/// A kernel with the query heads of rows and the threads that its blocks have.
+struct Form {
+    name: &'static str,
+    queries: u64,
+    threads: u32,
+}
+
+/// The kernel for a path. Those on matrix units are for halves and bytes, some sizes of heads, and caches that can be copied in units of
+/// sixteen bytes.
+fn form(path: Path, format: KvFormat, head_dim: u32, caches: [Addr; 2]) -> Form {
+    let fits = caches.iter().all(|cache| cache.0.is_multiple_of(16));
+    let prompt = |name, threads| Form { name, queries: 128, threads };
+    let window = |name, queries| Form { name, queries, threads: 128 };
+    match (path, format, head_dim) {
+        (Path::Prompt, KvFormat::F16, 64) if fits => prompt("attention_tiles_f16_64", 128),
+        (Path::Prompt, KvFormat::F16, 128) if fits => prompt("attention_tiles_f16_128", 128),
+        (Path::Prompt, KvFormat::F16, 256) if fits => prompt("attention_tiles_f16_256", 256),
+        (Path::Prompt, KvFormat::Q8_0, 64) if fits => prompt("attention_tiles_q8_0_64", 128),
+        (Path::Prompt, KvFormat::Q8_0, 128) if fits => prompt("attention_tiles_q8_0_128", 128),
+        (Path::Prompt, KvFormat::Q8_0, 256) if fits => prompt("attention_tiles_q8_0_256", 256),
+        (Path::Window, KvFormat::F16, 64) if fits => window("attention_window_f16_64", 32),
+        (Path::Window, KvFormat::F16, 128) if fits => window("attention_window_f16_128", 32),
+        (Path::Window, KvFormat::F16, 256) if fits => window("attention_window_f16_256", 16),
+        (Path::Window, KvFormat::Q8_0, 64) if fits => window("attention_window_q8_0_64", 32),
+        (Path::Window, KvFormat::Q8_0, 128) if fits => window("attention_window_q8_0_128", 32),
+        (Path::Window, KvFormat::Q8_0, 256) if fits => window("attention_window_q8_0_256", 16),
+        (Path::Prompt, KvFormat::F32, _) => Form { name: "attention_prompt_f32", queries: PROMPT_QUERIES, threads: BLOCK },
+        (Path::Prompt, KvFormat::F16, _) => Form { name: "attention_prompt_f16", queries: PROMPT_QUERIES, threads: BLOCK },
+        (Path::Prompt, KvFormat::Q8_0, _) => Form { name: "attention_prompt_q8_0", queries: PROMPT_QUERIES, threads: BLOCK },
+        (Path::Window, KvFormat::F32, _) => Form { name: "attention_window_f32", queries: WINDOW_QUERIES, threads: BLOCK },
+        (Path::Window, KvFormat::F16, _) => Form { name: "attention_window_f16", queries: WINDOW_QUERIES, threads: BLOCK },
+        (Path::Window, KvFormat::Q8_0, _) => Form { name: "attention_window_q8_0", queries: WINDOW_QUERIES, threads: BLOCK },
+    }
 }
 
 impl Launch<'_> {
@@ -69,26 +105,15 @@ impl Launch<'_> {
             unused: 0,
         };
         let n_queries = count(&[n_rows, n_head / n_head_kv]);
+        let form = form(path, format, head_dim, [k_cache, v_cache]);
+        let (kernel, groups) = (Kernel(form.name, None), n_queries.div_ceil(form.queries));
         match path {
-            Path::Prompt => {
-                let name = match format {
-                    KvFormat::F32 => "attention_prompt_f32",
-                    KvFormat::F16 => "attention_prompt_f16",
-                    KvFormat::Q8_0 => "attention_prompt_q8_0",
-                };
-                self.kernel(Kernel(name, None), [n_queries.div_ceil(PROMPT_QUERIES), n_head_kv.into(), 1], BLOCK, &args)
-            }
+            Path::Prompt => self.kernel(kernel, [groups, n_head_kv.into(), 1], form.threads, &args),
             Path::Window => {
-                let name = match format {
-                    KvFormat::F32 => "attention_window_f32",
-                    KvFormat::F16 => "attention_window_f16",
-                    KvFormat::Q8_0 => "attention_window_q8_0",
-                };
                 // For a full window whatever this one's rows, so that one model takes one piece of memory.
                 let records = count(&[WINDOW_ROWS_MAX, n_head, args.n_stretches]);
                 args.partial = self.scratch.get(self.stream, Bytes(4 * records * u64::from(head_dim + 2)))?;
-                let blocks = [args.n_stretches.into(), n_head_kv.into(), n_queries.div_ceil(WINDOW_QUERIES)];
-                self.kernel(Kernel(name, None), blocks, BLOCK, &args)?;
+                self.kernel(kernel, [args.n_stretches.into(), n_head_kv.into(), groups], form.threads, &args)?;
                 self.kernel(Kernel("attention_window_join", None), [count(&[n_rows, n_head]), 1, 1], HEAD_DIM_MAX, &args)
             }
         }

@@ -3,6 +3,7 @@
 //! as what `dequantise` makes of their blocks, stored activations as what their layout says, so that only arithmetic is compared. `cuda`
 //! runs on the look-alike driver of `tests/fake-gpu/`, or on a real card with EBBTIDE_REAL_GPU=1.
 
+mod attention;
 mod delta;
 #[path = "../common/device.rs"]
 #[allow(dead_code, reason = "every test program uses another part")]
@@ -18,12 +19,16 @@ mod halves;
 mod numbers;
 mod refusals;
 
+use attention::{
+    a_row_does_not_meet_values_behind_its_position, an_attended_row_does_not_depend_on_the_rows_beside_it,
+    attention_sees_the_stored_rows_up_to_its_own_position,
+};
 use delta::{
     a_prompts_delta_rule_agrees_from_any_position_and_at_any_cut, a_windows_delta_rule_leaves_the_state_to_the_commit,
     channels_are_convolved_and_queries_and_keys_normed, gates_of_delta_heads_are_sigmoid_and_softplus, windows_go_on_from_a_prompt,
 };
 use device::{Rig, start};
-use ebbtide::backend::op::{KvFormat, Matrix, Op, Path};
+use ebbtide::backend::op::{Matrix, Op, Path};
 use ebbtide::backend::{Addr, AddrRange, Backend, DeviceMemory};
 #[cfg(feature = "cuda")]
 use ebbtide::backends::cuda::{CudaBackend, DeviceChoice};
@@ -56,6 +61,7 @@ macro_rules! ops_suite {
             heads_are_normed_and_their_first_numbers_turned,
             attention_sees_the_stored_rows_up_to_its_own_position,
             a_row_does_not_meet_values_behind_its_position,
+            an_attended_row_does_not_depend_on_the_rows_beside_it,
             the_router_takes_the_largest_with_ties_to_the_lower,
             a_windows_experts_are_added_wherever_they_lie,
             a_prompts_experts_are_added_in_tiles_of_any_size,
@@ -109,15 +115,6 @@ fn product_tolerance(quant_type: QuantType) -> f64 {
         // Weights with a minimum subtract two large sums.
         QuantType::Q4_1 | QuantType::Q5_1 | QuantType::Q2_K | QuantType::Q4_K | QuantType::Q5_K => 1e-10,
         _ => F32_TOLERANCE,
-    }
-}
-
-/// Error of rows kept in a cache of a format.
-fn cache_tolerance(format: KvFormat) -> f64 {
-    match format {
-        KvFormat::F32 => F32_TOLERANCE,
-        KvFormat::F16 => 1e-6,
-        KvFormat::Q8_0 => 2e-4,
     }
 }
 
@@ -335,116 +332,6 @@ fn turn(numbers: &mut [f64], position: f64, freq_base: f64) {
         let angle = position * freq_base.powf(-(pair as f64) / half as f64);
         let (a, b) = (numbers[pair], numbers[pair + half]);
         (numbers[pair], numbers[pair + half]) = (a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos());
-    }
-}
-
-fn attention_sees_the_stored_rows_up_to_its_own_position<B: Backend>(rig: &Rig<B>) {
-    let (n_ctx, n_head, n_head_kv, head_dim, n_stored) = (100_u32, 6_u32, 2_u32, 32_u32, 75_u32);
-    let (kv_row, q_row, scale) = ((n_head_kv * head_dim) as usize, (n_head * head_dim) as usize, 0.3_f32);
-    let mut numbers = Numbers::seeded(9);
-    let [keys, values] = [0, 1].map(|_| numbers.floats(n_stored as usize * kv_row, 1.0));
-    for (format, first_row) in [(KvFormat::F32, 0), (KvFormat::F16, 0), (KvFormat::Q8_0, 0), (KvFormat::F16, 25), (KvFormat::Q8_0, 13)] {
-        let first_row_at = rig.upload_i32(&[first_row]);
-        let cache_bytes = (n_ctx * n_head_kv) as usize * format.row_bytes(head_dim as usize);
-        let all = rig.upload_i32(&(0..75).collect::<Vec<i32>>());
-        let caches = [&keys, &values].map(|rows| {
-            let (rows, cache) = (rig.upload_f32(rows), rig.buffer(cache_bytes));
-            let (rows_at, cache_at, positions) = (start(&rows), start(&cache), start(&all));
-            let first_row = start(&first_row_at);
-            let op =
-                Op::KvStore { rows: rows_at, cache: cache_at, format, positions, first_row, n_rows: n_stored, n_head_kv, head_dim, n_ctx };
-            rig.run(&op).expect("runs");
-            cache
-        });
-        // What lies behind the last row is fresh memory: touching it would show.
-        let cases = [vec![0], vec![74], vec![3, 4, 40, 64, 74]];
-        for (positions, path) in cases.iter().flat_map(|positions| [Path::Prompt, Path::Window].map(|path| (positions, path))) {
-            let queries = numbers.floats(positions.len() * q_row, 2.0);
-            let (q, out, positions_at) = (rig.upload_f32(&queries), rig.buffer(4 * queries.len()), rig.upload_i32(positions));
-            let op = Op::Attention {
-                q: start(&q),
-                k_cache: start(&caches[0]),
-                v_cache: start(&caches[1]),
-                format,
-                positions: start(&positions_at),
-                first_row: start(&first_row_at),
-                out: start(&out),
-                n_rows: u32::try_from(positions.len()).expect("few"),
-                n_head,
-                n_head_kv,
-                head_dim,
-                n_ctx,
-                scale,
-                path,
-            };
-            rig.run(&op).expect("runs");
-            let mut expected = Vec::new();
-            for (head, query) in wide(&queries).chunks(head_dim as usize).enumerate() {
-                let n_seen = usize::try_from(positions[head / n_head as usize]).expect("not negative") + 1;
-                let kv_head = head % n_head as usize / (n_head / n_head_kv) as usize;
-                let of = |rows: &[f32], row: usize| wide(&rows[row * kv_row + kv_head * head_dim as usize..][..head_dim as usize]);
-                let scores: Vec<f64> = (0..n_seen).map(|row| (dot(query, &of(&keys, row)) * f64::from(scale)).exp()).collect();
-                let total: f64 = scores.iter().sum();
-                let mut sum = vec![0.0; head_dim as usize];
-                for (row, score) in scores.iter().enumerate() {
-                    sum.iter_mut().zip(of(&values, row)).for_each(|(sum, value)| *sum += score / total * value);
-                }
-                expected.extend(sum);
-            }
-            assert_close(
-                &format!("{format:?} from row {first_row} at {positions:?}, {path:?}"),
-                &rig.download_f32(&out),
-                &expected,
-                cache_tolerance(format),
-            );
-        }
-    }
-}
-
-fn a_row_does_not_meet_values_behind_its_position<B: Backend>(rig: &Rig<B>) {
-    let (n_ctx, n_head, head_dim, n_stored) = (80_u32, 2_u32, 64_u32, 75_u32);
-    let row_len = (n_head * head_dim) as usize;
-    for format in [KvFormat::F32, KvFormat::F16] {
-        let mut numbers = Numbers::seeded(12);
-        let keys = numbers.floats(n_stored as usize * row_len, 1.0);
-        let mut values = numbers.floats(keys.len(), 1.0);
-        // The last row alone sees its own values, beside which a share of zero would not be nothing.
-        values[keys.len() - row_len..].fill(f32::NAN);
-        let (all, first_row) = (rig.upload_i32(&(0..75).collect::<Vec<i32>>()), rig.upload_i32(&[0]));
-        let (all_at, first_row_at) = (start(&all), start(&first_row));
-        let caches = [&keys, &values].map(|rows| {
-            let (rows, cache) = (rig.upload_f32(rows), rig.buffer((n_ctx * n_head) as usize * format.row_bytes(head_dim as usize)));
-            let (rows, cache_at) = (start(&rows), start(&cache));
-            let (positions, n_rows, n_head_kv, first_row) = (all_at, n_stored, n_head, first_row_at);
-            rig.run(&Op::KvStore { rows, cache: cache_at, format, positions, first_row, n_rows, n_head_kv, head_dim, n_ctx })
-                .expect("runs");
-            cache
-        });
-        let queries = numbers.floats(3 * row_len, 1.0);
-        let (q, out, positions) = (rig.upload_f32(&queries), rig.buffer(4 * queries.len()), rig.upload_i32(&[5, 73, 74]));
-        for path in [Path::Prompt, Path::Window] {
-            let op = Op::Attention {
-                q: start(&q),
-                k_cache: start(&caches[0]),
-                v_cache: start(&caches[1]),
-                format,
-                positions: start(&positions),
-                first_row: first_row_at,
-                out: start(&out),
-                n_rows: 3,
-                n_head,
-                n_head_kv: n_head,
-                head_dim,
-                n_ctx,
-                scale: 0.2,
-                path,
-            };
-            rig.run(&op).expect("runs");
-            let results = rig.download_f32(&out);
-            let (before, last) = results.split_at(2 * row_len);
-            assert!(before.iter().all(|value| value.is_finite()), "{format:?} {path:?}: a value behind the row was met");
-            assert!(last.iter().all(|value| value.is_nan()), "{format:?} {path:?}: the row itself was not seen");
-        }
     }
 }
 
