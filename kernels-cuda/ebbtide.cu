@@ -9,3 +9,6 @@
 #include "quantise.cuh"
 #include "rms_norm.cuh"
 #include "router.cuh"
+#include "window_experts.cuh"
+#include "window_products.cuh"
+#include "window_quantise.cuh"

@@ -15,6 +15,9 @@ pub unsafe trait Args: Copy {}
 /// Pieces that a launch of a prompt's experts takes: its arguments must fit the 4 KiB that every device takes.
 pub const PIECES_MAX: usize = 64;
 
+/// Matrices that a launch of a window's products takes.
+pub const WINDOW_MATRICES: usize = 4;
+
 /// Declares arguments with the size that the kernel's source states.
 macro_rules! args {
     ($($(#[$doc:meta])* $name:ident: $bytes:literal { $($field:ident: $type:ty),+ $(,)? })+) => {$(
@@ -75,6 +78,25 @@ args! {
     /// `experts_prompt_add`.
     ExpertsPromptAddArgs: 2600 {
         results: Addr, rows: Addr, row_weights: Addr, residual: Addr, n_embd: u32, n_pieces: u32, pieces: [ExpertPiece; PIECES_MAX],
+    }
+    /// One of the matrices that a window is multiplied with.
+    WindowMatrix: 24 { weights: Addr, out: Addr, n_out: u32, first_block: u32 }
+    /// `window_products_*`.
+    WindowProductsArgs: 136 {
+        input: Addr, row_bytes: u64, n_in: u32, n_rows: u32, n_matrices: u32, warp_groups: u32, accumulate: u32, unused: u32,
+        matrices: [WindowMatrix; WINDOW_MATRICES],
+    }
+    /// `window_gate_up_*`.
+    WindowGateUpArgs: 64 {
+        input: Addr, ids: Addr, table: Addr, out: Addr, row_bytes: u64,
+        n_out: u32, n_in: u32, n_rows: u32, n_used: u32, first_part: u32, warp_groups: u32,
+    }
+    /// `window_activate`.
+    WindowActivateArgs: 32 { gate: Addr, up: Addr, out: Addr, n_cols: u32, format: u32 }
+    /// `window_down_*`.
+    WindowDownArgs: 72 {
+        activated: Addr, ids: Addr, weights: Addr, table: Addr, residual: Addr, row_bytes: u64,
+        n_embd: u32, n_ff: u32, n_rows: u32, n_used: u32, n_outputs: u32, unused: u32,
     }
     /// `router`.
     RouterArgs: 40 { logits: Addr, ids: Addr, weights: Addr, n_expert: u32, n_used: u32, scale: f32, unused: u32 }

@@ -6,6 +6,7 @@ use super::args::{
 };
 use super::kernels::Kernel;
 use super::launch::{BLOCK, Launch, TILE, WINDOW_OUTPUTS, count, rows_number};
+use super::windows::is_quantised;
 use crate::backend::op::{ExpertShape, Op, PromptExpert};
 use crate::backend::{Addr, Result};
 use crate::quant::QuantType;
@@ -16,33 +17,33 @@ const ADD_COLUMNS: u32 = 32;
 
 /// Where the parts of an operation's scratch lie.
 #[derive(Clone, Copy)]
-struct Parts {
+pub struct Parts {
     /// Gate, then up, `[n_pairs, n_ff]` each; later the results `[n_pairs, n_embd]`.
-    floats: Addr,
+    pub floats: Addr,
     /// Activated rows.
-    activated: Addr,
+    pub activated: Addr,
 }
 
 impl Parts {
     /// In a scratch for `n_pairs` pairs; see [`expert_scratch_bytes`](crate::backend::op::expert_scratch_bytes).
-    fn of(scratch: Addr, shape: &ExpertShape, n_pairs: u64) -> Self {
+    pub fn of(scratch: Addr, shape: &ExpertShape, n_pairs: u64) -> Self {
         let floats = (2 * u64::from(shape.n_ff)).max(shape.n_embd.into());
         Self { floats: scratch, activated: scratch.offset(Bytes(4 * floats * n_pairs)) }
     }
 
     /// Part `part` of gate and up, `part_floats` numbers each.
-    fn part(self, part: u32, part_floats: u64) -> Addr {
+    pub fn part(self, part: u32, part_floats: u64) -> Addr {
         self.floats.offset(Bytes(4 * part_floats * u64::from(part)))
     }
 }
 
 /// Bytes of a row of weights.
-fn row_bytes(quant_type: QuantType, n: u32) -> u64 {
+pub fn row_bytes(quant_type: QuantType, n: u32) -> u64 {
     quant_type.bytes_for(n.into()).expect("the check of shapes demands whole blocks")
 }
 
 /// The launches of gate and up: which part, of which type, and how many parts of that type at once.
-fn inner_launches(shape: &ExpertShape) -> impl Iterator<Item = (u32, QuantType, u64)> {
+pub fn inner_launches(shape: &ExpertShape) -> impl Iterator<Item = (u32, QuantType, u64)> {
     let together = shape.gate_type == shape.up_type;
     let second = (!together).then_some((1, shape.up_type, 1));
     [(0, shape.gate_type, if together { 2 } else { 1 })].into_iter().chain(second)
@@ -65,6 +66,9 @@ impl Launch<'_> {
         let Op::ExpertsWindow { input, ids, weights, table, residual, n_rows, n_used, ref shape, scratch, .. } = *self.op else {
             unreachable!("called for this operation only");
         };
+        if is_quantised(shape.input_format) && is_quantised(shape.down_format) {
+            return self.window_experts();
+        }
         let n_pairs = count(&[n_rows, n_used]);
         let parts = Parts::of(scratch, shape, n_pairs);
         let product = |quant_type: QuantType, n_parts: u64, args: ExpertsWindowArgs| {

@@ -12,6 +12,7 @@ use super::kernels::{Grid, Kernel, Kernels};
 use super::live::Access;
 use super::operands;
 use super::scratch::Scratch;
+use super::windows::is_quantised;
 use crate::backend::op::{DeltaShape, KvFormat, Path};
 use crate::backend::{Addr, AddrRange, BackendError, Copy, Op, Result};
 use crate::quant::ActivationFormat;
@@ -211,6 +212,7 @@ impl Launch<'_> {
         };
         let quant_type = Some(weights.quant_type);
         match path {
+            Path::Window if is_quantised(format) => self.window_products(&[(weights, out)], input, n_rows, accumulate),
             Path::Window => {
                 self.kernel(Kernel("mat_mul_window", quant_type), [weights.rows.div_ceil(WINDOW_OUTPUTS).into(), 1, 1], BLOCK, &args)
             }
