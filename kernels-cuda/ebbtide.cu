@@ -10,5 +10,7 @@
 #include "rms_norm.cuh"
 #include "router.cuh"
 #include "window_experts.cuh"
+#include "window_floats.cuh"
 #include "window_products.cuh"
 #include "window_quantise.cuh"
+#include "window_steps.cuh"

@@ -51,13 +51,18 @@ const PLAIN: &[&str] = &[
     "head_norm_rope",
     "join_rows",
     "kv_store",
+    "norm_quantise",
     "quantise",
     "rms_norm",
     "router",
     "sigmoid_gate",
     "split_gates",
+    "store_heads",
     "swiglu",
     "window_activate",
+    "window_floats_bf16",
+    "window_floats_f16",
+    "window_floats_f32",
 ];
 /// Kernels with a variant for each element type, whose name follows theirs.
 const BY_TYPE: &[&str] = &["experts_prompt", "experts_window", "mat_mul_prompt", "mat_mul_window"];

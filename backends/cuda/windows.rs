@@ -1,12 +1,15 @@
 //! Products of one to eight quantised rows, which `kernels-cuda/window_products.cuh` and `window_experts.cuh` compute as integers.
 
-use super::args::{WINDOW_MATRICES, WindowActivateArgs, WindowDownArgs, WindowGateUpArgs, WindowMatrix, WindowProductsArgs};
+use super::args::{
+    MatMulArgs, NORM_TARGETS, NormQuantiseArgs, StoreHeadsArgs, WINDOW_MATRICES, WindowActivateArgs, WindowDownArgs, WindowGateUpArgs,
+    WindowMatrix, WindowProductsArgs,
+};
 use super::experts::{Parts, inner_launches, row_bytes};
 use super::kernels::Kernel;
-use super::launch::{Launch, count, rows_number};
-use crate::backend::op::{ExpertShape, Matrix, Op};
+use super::launch::{BLOCK, HEAD_BLOCK, Launch, cache_units, count, rows_number};
+use crate::backend::op::{Matrix, Op};
 use crate::backend::{Addr, Result};
-use crate::quant::ActivationFormat;
+use crate::quant::{ActivationFormat, QuantType};
 
 /// Weights of a warp's step, and those of a slice.
 const STEP_WEIGHTS: u32 = 2048;
@@ -21,6 +24,8 @@ const DOWN_OUTPUTS: u32 = 8;
 const PAIRS_MAX: u64 = 256;
 /// Numbers that a warp stores as activations.
 const WARP_COLUMNS: u32 = 256;
+/// Threads of a block that multiplies float rows with one output's weights.
+const FLOATS_BLOCK: u32 = 128;
 /// Warps that fill the largest card once; with more work than that, a warp goes on to further groups of weight rows, up to some.
 const WARPS: u64 = 4096;
 const WARP_GROUPS_MAX: u64 = 16;
@@ -113,7 +118,8 @@ impl Launch<'_> {
             let blocks = [n_groups.div_ceil(PRODUCT_WARPS * args.warp_groups).into(), n_pairs, n_parts];
             self.kernel(Kernel("window_gate_up", Some(quant_type)), blocks, PRODUCT_WARPS * WARP, &args)?;
         }
-        self.window_activate(shape, parts, n_pairs)?;
+        let up = parts.part(1, n_pairs * u64::from(shape.n_ff));
+        self.window_activate(parts.floats, up, parts.activated, n_pairs, shape.n_ff, shape.down_format)?;
         let args = WindowDownArgs {
             activated: parts.activated,
             ids,
@@ -132,15 +138,98 @@ impl Launch<'_> {
         self.kernel(Kernel("window_down", Some(shape.down_type)), blocks, DOWN_WARPS * WARP, &args)
     }
 
-    fn window_activate(self, shape: &ExpertShape, parts: Parts, n_pairs: u64) -> Result<()> {
-        let args = WindowActivateArgs {
-            gate: parts.floats,
-            up: parts.part(1, n_pairs * u64::from(shape.n_ff)),
-            out: parts.activated,
-            n_cols: shape.n_ff,
-            format: rows_number(shape.down_format),
+    /// Queues `silu(gate) * up` as activation rows.
+    pub fn window_activate(self, gate: Addr, up: Addr, out: Addr, n_rows: u64, n_cols: u32, format: ActivationFormat) -> Result<()> {
+        let args = WindowActivateArgs { gate, up, out, n_cols, format: rows_number(format) };
+        self.kernel(Kernel("window_activate", None), [n_rows, n_cols.div_ceil(WARP_COLUMNS).into(), 1], WARP, &args)
+    }
+
+    /// Queues the products of float rows with a matrix of floats.
+    pub fn window_floats(self, quant_type: QuantType, args: &MatMulArgs) -> Result<()> {
+        let kernel = match quant_type {
+            QuantType::F32 => "window_floats_f32",
+            QuantType::F16 => "window_floats_f16",
+            _ => "window_floats_bf16",
         };
-        self.kernel(Kernel("window_activate", None), [n_pairs, shape.n_ff.div_ceil(WARP_COLUMNS).into(), 1], WARP, &args)
+        self.kernel(Kernel(kernel, None), [args.n_out.into(), 1, 1], FLOATS_BLOCK, args)
+    }
+
+    /// Queues [`Op::NormQuantise`].
+    pub fn norm_quantise(self) -> Result<()> {
+        let Op::NormQuantise { x, weight, out, ref quantised, n_rows, n_cols, eps } = *self.op else {
+            unreachable!("called for this operation only");
+        };
+        if quantised.len() > NORM_TARGETS {
+            return self.parts();
+        }
+        let mut args = NormQuantiseArgs {
+            x,
+            weight,
+            out,
+            quantised: [Addr(0); NORM_TARGETS],
+            formats: [0; NORM_TARGETS],
+            n_targets: quantised.len() as u32,
+            n_cols,
+            eps,
+            unused: 0,
+        };
+        for (at, &(to, format)) in quantised.iter().enumerate() {
+            (args.quantised[at], args.formats[at]) = (to, rows_number(format));
+        }
+        self.kernel(Kernel("norm_quantise", None), [n_rows.into(), 1, 1], BLOCK, &args)
+    }
+
+    /// Queues [`Op::StoreHeads`].
+    pub fn store_heads(self) -> Result<()> {
+        let Op::StoreHeads {
+            q,
+            k,
+            v,
+            q_weight,
+            k_weight,
+            rope_positions,
+            k_cache,
+            v_cache,
+            format,
+            positions,
+            first_row,
+            n_rows,
+            n_head,
+            n_head_kv,
+            head_dim,
+            n_rot,
+            freq_base,
+            eps,
+            n_ctx,
+        } = *self.op
+        else {
+            unreachable!("called for this operation only");
+        };
+        let (format, head_units) = cache_units(format, head_dim);
+        let args = StoreHeadsArgs {
+            q,
+            k,
+            v,
+            q_weight,
+            k_weight,
+            rope_positions,
+            k_cache,
+            v_cache,
+            positions,
+            first_row,
+            n_head,
+            n_head_kv,
+            head_dim,
+            head_units,
+            n_rot,
+            n_ctx,
+            format,
+            freq_base,
+            eps,
+            unused: 0,
+        };
+        let n_heads = u64::from(n_head) + 2 * u64::from(n_head_kv);
+        self.kernel(Kernel("store_heads", None), [n_heads, n_rows.into(), 1], HEAD_BLOCK, &args)
     }
 }
 

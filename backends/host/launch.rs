@@ -55,6 +55,9 @@ impl Launcher {
 
     /// Runs one operation, whose shapes [`Op::check`] has passed, and says what it asked of the device.
     pub fn run(&self, op: &Op, memory: &mut MemoryTable) -> Result<Cost> {
+        if let Some(parts) = op.parts() {
+            return parts.iter().try_fold(Cost::default(), |sum, part| Ok(sum + self.run(part, memory)?));
+        }
         let operands = Operands::new(op.name(), memory);
         match *op {
             Op::RmsNorm { x, weight, out, n_rows, n_cols, eps } => {
@@ -64,6 +67,9 @@ impl Launcher {
                     rms_norm(&self.pool, self.level, x, weight, eps, out);
                 }
                 Ok(bytes_cost(8 * n))
+            }
+            Op::NormQuantise { .. } | Op::WindowProducts { .. } | Op::StoreHeads { .. } | Op::SwiGluQuantise { .. } => {
+                unreachable!("run part by part")
             }
             Op::Quantise { x, out, n_rows, n_cols, format } => {
                 let (n_rows, n_cols) = (n_rows as usize, n_cols as usize);

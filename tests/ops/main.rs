@@ -13,6 +13,7 @@ mod experts;
 #[allow(dead_code, reason = "every test program uses another part")]
 mod fake_gpu;
 mod gates;
+mod joined;
 #[path = "../common/numbers.rs"]
 mod numbers;
 mod refusals;
@@ -32,6 +33,10 @@ use ebbtide::units::Bytes;
 use experts::{a_prompts_experts_are_added_in_tiles_of_any_size, a_windows_experts_are_added_wherever_they_lie};
 use gates::{
     a_gated_row_is_added, gates_multiply_number_by_number, gates_of_heads_are_split_off_and_rows_joined, heads_are_normed_and_gated,
+};
+use joined::{
+    a_norm_is_stored_in_several_forms_at_once, a_window_meets_several_matrices_at_once, heads_are_turned_and_stored_at_once,
+    rows_are_activated_and_stored_at_once, the_router_chooses_among_many,
 };
 use numbers::{Numbers, values_of_rows, weights_of};
 use refusals::shapes_that_no_kernel_takes_are_refused;
@@ -59,6 +64,11 @@ macro_rules! ops_suite {
             a_prompts_delta_rule_agrees_from_any_position_and_at_any_cut,
             a_windows_delta_rule_leaves_the_state_to_the_commit,
             windows_go_on_from_a_prompt,
+            a_norm_is_stored_in_several_forms_at_once,
+            a_window_meets_several_matrices_at_once,
+            heads_are_turned_and_stored_at_once,
+            rows_are_activated_and_stored_at_once,
+            the_router_chooses_among_many,
             shapes_that_no_kernel_takes_are_refused,
         ]);
     };
