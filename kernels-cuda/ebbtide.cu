@@ -12,3 +12,8 @@
 #include "quantise.cuh"
 #include "rms_norm.cuh"
 #include "router.cuh"
+#include "window_experts.cuh"
+#include "window_floats.cuh"
+#include "window_products.cuh"
+#include "window_quantise.cuh"
+#include "window_steps.cuh"

@@ -34,6 +34,16 @@ DEVICE void store_block(const float *values, uint8_t *out) {
         out[2 + at] = (uint8_t)(int8_t)roundf(values[at] * inverse);
 }
 
+// Stores unit `unit` of `rows` as unit `target` of the cache.
+DEVICE void store_unit(const float *rows, uint64_t unit, uint8_t *cache, uint64_t target, uint32_t format) {
+    if (format == KV_F32)
+        ((float *)cache)[target] = rows[unit];
+    else if (format == KV_F16)
+        ((uint16_t *)cache)[target] = float_to_half(rows[unit]);
+    else
+        store_block(rows + unit * KV_BLOCK, cache + target * KV_BLOCK_BYTES);
+}
+
 // grid: (blocks that cover the units), block: BLOCK
 KERNEL(kv_store, KvStoreArgs) {
     for (uint64_t unit = first_element(); unit < args.n; unit += element_stride()) {
@@ -42,12 +52,6 @@ KERNEL(kv_store, KvStoreArgs) {
         int64_t cache_row = (int64_t)args.first_row[0] + args.positions[row];
         if (cache_row < 0 || cache_row >= args.n_ctx)
             continue;
-        uint64_t target = (uint64_t)cache_row * args.row_units + of_row;
-        if (args.format == KV_F32)
-            ((float *)args.cache)[target] = args.rows[unit];
-        else if (args.format == KV_F16)
-            ((uint16_t *)args.cache)[target] = float_to_half(args.rows[unit]);
-        else
-            store_block(args.rows + unit * KV_BLOCK, args.cache + target * KV_BLOCK_BYTES);
+        store_unit(args.rows, unit, args.cache, (uint64_t)cache_row * args.row_units + of_row, args.format);
     }
 }

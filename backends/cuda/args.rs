@@ -18,6 +18,12 @@ pub const PIECES_MAX: usize = 64;
 pub const HALVES_PIECES_MAX: usize = 64;
 pub const UNPACKED_MAX: usize = 128;
 
+/// Matrices that a launch of a window's products takes.
+pub const WINDOW_MATRICES: usize = 4;
+
+/// Forms that a normed row is stored in beside its floats.
+pub const NORM_TARGETS: usize = 2;
+
 /// Declares arguments with the size that the kernel's source states.
 macro_rules! args {
     ($($(#[$doc:meta])* $name:ident: $bytes:literal { $($field:ident: $type:ty),+ $(,)? })+) => {$(
@@ -94,6 +100,36 @@ args! {
     ExpertsAddArgs: 56 {
         results: Addr, entries: Addr, row_weights: Addr, residual: Addr,
         n_rows: u32, n_used: u32, n_embd: u32, first_entry: u32, end_entry: u32, unused: u32,
+    }
+    /// One of the matrices that a window is multiplied with.
+    WindowMatrix: 24 { weights: Addr, out: Addr, n_out: u32, first_block: u32 }
+    /// `window_products_*`.
+    WindowProductsArgs: 136 {
+        input: Addr, row_bytes: u64, n_in: u32, n_rows: u32, n_matrices: u32, warp_groups: u32, accumulate: u32, unused: u32,
+        matrices: [WindowMatrix; WINDOW_MATRICES],
+    }
+    /// `window_gate_up_*`.
+    WindowGateUpArgs: 64 {
+        input: Addr, ids: Addr, table: Addr, out: Addr, row_bytes: u64,
+        n_out: u32, n_in: u32, n_rows: u32, n_used: u32, first_part: u32, warp_groups: u32,
+    }
+    /// `window_activate`.
+    WindowActivateArgs: 32 { gate: Addr, up: Addr, out: Addr, n_cols: u32, format: u32 }
+    /// `window_down_*`.
+    WindowDownArgs: 72 {
+        activated: Addr, ids: Addr, weights: Addr, table: Addr, residual: Addr, row_bytes: u64,
+        n_embd: u32, n_ff: u32, n_rows: u32, n_used: u32, n_outputs: u32, unused: u32,
+    }
+    /// `norm_quantise`.
+    NormQuantiseArgs: 64 {
+        x: Addr, weight: Addr, out: Addr, quantised: [Addr; NORM_TARGETS], formats: [u32; NORM_TARGETS],
+        n_targets: u32, n_cols: u32, eps: f32, unused: u32,
+    }
+    /// `store_heads`.
+    StoreHeadsArgs: 120 {
+        q: Addr, k: Addr, v: Addr, q_weight: Addr, k_weight: Addr, rope_positions: Addr, k_cache: Addr, v_cache: Addr,
+        positions: Addr, first_row: Addr, n_head: u32, n_head_kv: u32, head_dim: u32, head_units: u32, n_rot: u32, n_ctx: u32,
+        format: u32, freq_base: f32, eps: f32, unused: u32,
     }
     /// `router`.
     RouterArgs: 40 { logits: Addr, ids: Addr, weights: Addr, n_expert: u32, n_used: u32, scale: f32, unused: u32 }

@@ -4,6 +4,7 @@
 use super::args::{ExpertsActivateArgs, ExpertsWindowAddArgs, ExpertsWindowArgs};
 use super::kernels::Kernel;
 use super::launch::{BLOCK, Launch, WINDOW_OUTPUTS, count, rows_number};
+use super::windows::is_quantised;
 use crate::backend::op::{ExpertShape, Op};
 use crate::backend::{Addr, Result};
 use crate::quant::QuantType;
@@ -61,6 +62,9 @@ impl Launch<'_> {
         let Op::ExpertsWindow { input, ids, weights, table, residual, n_rows, n_used, ref shape, scratch, .. } = *self.op else {
             unreachable!("called for this operation only");
         };
+        if is_quantised(shape.input_format) && is_quantised(shape.down_format) {
+            return self.window_experts();
+        }
         let n_pairs = count(&[n_rows, n_used]);
         let parts = Parts::of(scratch, shape, n_pairs);
         let product = |quant_type: QuantType, n_parts: u64, args: ExpertsWindowArgs| {

@@ -72,16 +72,25 @@ const PLAIN: &[&str] = &[
     "mat_mul_halves_128",
     "mat_mul_halves_32",
     "mat_mul_halves_64",
+    "norm_quantise",
     "quantise",
     "quantise_halves",
     "rms_norm",
     "router",
     "sigmoid_gate",
     "split_gates",
+    "store_heads",
     "swiglu",
+    "window_activate",
+    "window_floats_bf16",
+    "window_floats_f16",
+    "window_floats_f32",
 ];
 /// Kernels with a variant for each element type, whose name follows theirs.
 const BY_TYPE: &[&str] = &["experts_prompt", "experts_window", "mat_mul_prompt", "mat_mul_window", "unpack"];
+
+/// Kernels with a variant for each quantised type.
+const BY_QUANTISED_TYPE: &[&str] = &["window_down", "window_gate_up", "window_products"];
 
 /// Which kernel: one of a name, or its variant for an element type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -99,7 +108,10 @@ impl Kernel {
 
     fn all() -> impl Iterator<Item = Self> {
         let variants = |name: &'static str| QuantType::ALL.into_iter().map(move |quant_type| Self(name, Some(quant_type)));
-        PLAIN.iter().map(|name| Self(name, None)).chain(BY_TYPE.iter().copied().flat_map(variants))
+        let by_type = BY_TYPE.iter().copied().flat_map(variants);
+        let quantised = |kernel: &Self| kernel.1.is_some_and(|quant_type| !quant_type.is_float());
+        let by_quantised_type = BY_QUANTISED_TYPE.iter().copied().flat_map(variants).filter(quantised);
+        PLAIN.iter().map(|name| Self(name, None)).chain(by_type).chain(by_quantised_type)
     }
 }
 

@@ -13,6 +13,7 @@ use super::kernels::{Grid, Kernel, Kernels};
 use super::live::Access;
 use super::operands;
 use super::scratch::Scratch;
+use super::windows::is_quantised;
 use crate::backend::op::{DeltaShape, KvFormat, Path};
 use crate::backend::{Addr, AddrRange, BackendError, Copy, Op, Result};
 use crate::quant::ActivationFormat;
@@ -24,11 +25,13 @@ pub const WINDOW_OUTPUTS: u32 = 8;
 /// Outputs, and rows, of a block that multiplies a prompt.
 pub const TILE: u32 = 64;
 /// Threads of a block that has one head to itself.
-const HEAD_BLOCK: u32 = 64;
+pub const HEAD_BLOCK: u32 = 64;
 /// Blocks that are enough to fill any card: kernels that go over numbers one by one take them in strides.
 pub const BLOCKS_MAX: u64 = 1 << 16;
 /// Blocks that a grid can have in each direction.
 const GRID_MAX: [u64; 3] = [(1 << 31) - 1, 65_535, 65_535];
+/// Experts of a layer that the router's kernel keeps in shared memory.
+const ROUTER_EXPERTS: u32 = 2048;
 /// The largest head of a delta net: four threads keep a row of the state in registers.
 const DELTA_HEAD_MAX: u32 = 256;
 /// Rows of the state that a block has, and its threads.
@@ -96,6 +99,15 @@ pub const fn rows_number(format: ActivationFormat) -> u32 {
     }
 }
 
+/// The number that kernels have for a cache's format, and the units of a head that threads store: numbers, or blocks of Q8_0.
+pub const fn cache_units(format: KvFormat, head_dim: u32) -> (u32, u32) {
+    match format {
+        KvFormat::F32 => (0, head_dim),
+        KvFormat::F16 => (1, head_dim),
+        KvFormat::Q8_0 => (2, head_dim / 32),
+    }
+}
+
 impl Launch<'_> {
     /// The operation is refused, and why.
     pub fn unsupported(self, what: String) -> BackendError {
@@ -135,7 +147,12 @@ impl Launch<'_> {
                 let args = QuantiseArgs { x, out, n_cols, format: rows_number(format) };
                 self.kernel(Kernel("quantise", None), [n_rows.into(), n_cols.div_ceil(BLOCK).into(), 1], BLOCK, &args)
             }
+            Op::NormQuantise { .. } => self.norm_quantise(),
             Op::MatMul { .. } => self.mat_mul(),
+            Op::WindowProducts { ref products, input, format, n_rows } if is_quantised(format) => {
+                self.window_products(products, input, n_rows, false)
+            }
+            Op::WindowProducts { .. } => self.parts(),
             Op::HeadNormRope { x, weight, positions, n_rows, n_head, head_dim, n_rot, freq_base, eps } => {
                 let args = HeadNormRopeArgs { x, weight, positions, n_head, head_dim, n_rot, freq_base, eps, unused: 0 };
                 self.own(count(&[n_rows, n_head]), HEAD_BLOCK, &args)
@@ -144,7 +161,11 @@ impl Launch<'_> {
                 self.own(count(&[n_rows, n_head]), HEAD_BLOCK, &GatedHeadNormArgs { x, weight, gates, head_dim, eps })
             }
             Op::KvStore { .. } => self.kv_store(),
+            Op::StoreHeads { .. } => self.store_heads(),
             Op::Attention { .. } => self.attention(),
+            Op::Router { n_expert, .. } if n_expert > ROUTER_EXPERTS => {
+                Err(self.unsupported(format!("of {n_expert} experts, at most {ROUTER_EXPERTS}")))
+            }
             Op::Router { logits, ids, weights, n_rows, n_expert, n_used, scale } => {
                 self.own(n_rows.into(), BLOCK, &RouterArgs { logits, ids, weights, n_expert, n_used, scale, unused: 0 })
             }
@@ -165,6 +186,9 @@ impl Launch<'_> {
             Op::SwiGlu { gate, up, n_rows, n_cols } => {
                 let n = count(&[n_rows, n_cols]);
                 self.numbers(n, &SwiGluArgs { gate, up, n })
+            }
+            Op::SwiGluQuantise { gate, up, out, n_rows, n_cols, format } => {
+                self.window_activate(gate, up, out, n_rows.into(), n_cols, format)
             }
             Op::AddGated { sum, x, gate, n_rows, n_cols } => {
                 let n = count(&[n_rows, n_cols]);
@@ -217,6 +241,8 @@ impl Launch<'_> {
         };
         let quant_type = Some(weights.quant_type);
         match path {
+            Path::Window if is_quantised(format) => self.window_products(&[(weights, out)], input, n_rows, accumulate),
+            Path::Window if weights.quant_type.is_float() => self.window_floats(weights.quant_type, &args),
             Path::Window => {
                 self.kernel(Kernel("mat_mul_window", quant_type), [weights.rows.div_ceil(WINDOW_OUTPUTS).into(), 1, 1], BLOCK, &args)
             }
@@ -227,16 +253,17 @@ impl Launch<'_> {
         }
     }
 
+    /// Queues the parts of the operation instead, one after another.
+    pub fn parts(self) -> Result<()> {
+        let parts = self.op.parts().unwrap_or_default();
+        parts.iter().try_for_each(|op| Launch { op, ..self }.queue())
+    }
+
     fn kv_store(self) -> Result<()> {
         let Op::KvStore { rows, cache, format, positions, first_row, n_rows, n_head_kv, head_dim, n_ctx } = *self.op else {
             unreachable!("called for this operation only");
         };
-        // A thread stores a unit: a number, or a block of Q8_0.
-        let (format, head_units) = match format {
-            KvFormat::F32 => (0, head_dim),
-            KvFormat::F16 => (1, head_dim),
-            KvFormat::Q8_0 => (2, head_dim / 32),
-        };
+        let (format, head_units) = cache_units(format, head_dim);
         let Some(row_units) = n_head_kv.checked_mul(head_units) else {
             return Err(self.unsupported(format!("with rows of {n_head_kv} heads of {head_dim}")));
         };

@@ -22,6 +22,7 @@ mod mapping;
 mod memory;
 mod operands;
 mod scratch;
+mod windows;
 
 pub use choice::DeviceChoice;
 pub use device::CudaBackend;

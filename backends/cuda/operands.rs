@@ -4,7 +4,7 @@
 //! to the device alone.
 
 use super::live::{Access, LiveRanges};
-use crate::backend::op::{ExpertAddrs, ExpertShape, Op, expert_scratch_bytes};
+use crate::backend::op::{ExpertAddrs, ExpertShape, Matrix, Op, expert_scratch_bytes};
 use crate::backend::{Addr, AddrRange, BackendError, Result};
 use crate::quant::{ActivationFormat, QuantType};
 use crate::units::Bytes;
@@ -77,6 +77,21 @@ pub fn operands(op: &Op) -> Vec<Operand> {
         Op::Quantise { x, out, n_rows, n_cols, format } => {
             vec![read(x, &[n_rows.into(), n_cols.into()]), rows(out, format, n_rows, n_cols, Access::Write)]
         }
+        Op::NormQuantise { x, weight, out, ref quantised, n_rows, n_cols, .. } => {
+            let stored = quantised.iter().map(|&(to, format)| rows(to, format, n_rows, n_cols, Access::Write));
+            wide!(n_rows, n_cols);
+            let floats = [read(x, &[n_rows, n_cols]), read(weight, &[n_cols]), write(out, &[n_rows, n_cols])];
+            floats.into_iter().chain(stored).collect()
+        }
+        Op::WindowProducts { ref products, input, format, n_rows } => {
+            let of_product = |&(matrix, out): &(Matrix, Addr)| {
+                let (n_out, n_in) = (u64::from(matrix.rows), u64::from(matrix.cols));
+                [weights(matrix.addr, matrix.quant_type, n_out * n_in), write(out, &[n_rows.into(), n_out])]
+            };
+            let widest = products.iter().map(|(matrix, _)| matrix.cols).max().unwrap_or(0);
+            let input = rows(input, format, n_rows, widest, Access::Read);
+            [input].into_iter().chain(products.iter().flat_map(of_product)).collect()
+        }
         Op::MatMul { weights: matrix, input, format, out, n_rows, unpacked, .. } => {
             let (n_out, n_in) = (u64::from(matrix.rows), u64::from(matrix.cols));
             vec![
@@ -98,6 +113,40 @@ pub fn operands(op: &Op) -> Vec<Operand> {
             vec![
                 read(rows, &[n_rows, n_head_kv, head_dim]),
                 operand(cache, cache_bytes, Access::Write, 4),
+                read(positions, &[n_rows]),
+                read(first_row, &[1]),
+            ]
+        }
+        Op::StoreHeads {
+            q,
+            k,
+            v,
+            q_weight,
+            k_weight,
+            rope_positions,
+            k_cache,
+            v_cache,
+            format,
+            positions,
+            first_row,
+            n_rows,
+            n_head,
+            n_head_kv,
+            head_dim,
+            n_ctx,
+            ..
+        } => {
+            let cache_bytes = product(&[n_ctx.into(), n_head_kv.into(), format.row_bytes(head_dim as usize) as u64]);
+            wide!(n_rows, n_head, n_head_kv, head_dim);
+            vec![
+                write(q, &[n_rows, n_head, head_dim]),
+                write(k, &[n_rows, n_head_kv, head_dim]),
+                read(v, &[n_rows, n_head_kv, head_dim]),
+                read(q_weight, &[head_dim]),
+                read(k_weight, &[head_dim]),
+                read(rope_positions, &[n_rows]),
+                operand(k_cache, cache_bytes, Access::Write, 4),
+                operand(v_cache, cache_bytes, Access::Write, 4),
                 read(positions, &[n_rows]),
                 read(first_row, &[1]),
             ]
@@ -171,6 +220,11 @@ pub fn operands(op: &Op) -> Vec<Operand> {
         Op::SigmoidGate { x: changed, gates: other, n_rows, n_cols } | Op::SwiGlu { gate: changed, up: other, n_rows, n_cols } => {
             wide!(n_rows, n_cols);
             vec![write(changed, &[n_rows, n_cols]), read(other, &[n_rows, n_cols])]
+        }
+        Op::SwiGluQuantise { gate, up, out, n_rows, n_cols, format } => {
+            let stored = rows(out, format, n_rows, n_cols, Access::Write);
+            wide!(n_rows, n_cols);
+            vec![write(gate, &[n_rows, n_cols]), read(up, &[n_rows, n_cols]), stored]
         }
         Op::AddGated { sum, x, gate, n_rows, n_cols } => {
             wide!(n_rows, n_cols);

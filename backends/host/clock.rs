@@ -13,6 +13,8 @@
 //! for attention. Weights of experts are unpacked once for a prompt operation, whatever the number of rows: over a pass through all
 //! layers this is the fixed time of a pass. One link speed holds for copies and for reads in place, as was measured.
 
+use std::ops::Add;
+
 use super::link::Link;
 use crate::backend::Direction;
 
@@ -90,6 +92,20 @@ pub struct Cost {
     pub device_bytes: f64,
     /// Bytes read in place from host memory.
     pub link_bytes: f64,
+}
+
+impl Add for Cost {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            linear_flop: self.linear_flop + other.linear_flop,
+            attention_flop: self.attention_flop + other.attention_flop,
+            unpacked_weights: self.unpacked_weights + other.unpacked_weights,
+            device_bytes: self.device_bytes + other.device_bytes,
+            link_bytes: self.link_bytes + other.link_bytes,
+        }
+    }
 }
 
 /// Virtual seconds of work since the clock began, whether or not they lay beside each other.

@@ -55,6 +55,9 @@ impl Launcher {
 
     /// Runs one operation, whose shapes [`Op::check`] has passed, and says what it asked of the device.
     pub fn run(&self, op: &Op, memory: &mut MemoryTable) -> Result<Cost> {
+        if let Some(parts) = op.parts() {
+            return parts.iter().try_fold(Cost::default(), |sum, part| Ok(sum + self.run(part, memory)?));
+        }
         let operands = Operands::new(op.name(), memory);
         match *op {
             Op::RmsNorm { x, weight, out, n_rows, n_cols, eps } => {
@@ -69,6 +72,9 @@ impl Launcher {
                 Err(self.lacks_halves(op))
             }
             Op::ExpertsPrompt { ref shape, .. } if shape.input_format == ActivationFormat::F16 => Err(self.lacks_halves(op)),
+            Op::NormQuantise { .. } | Op::WindowProducts { .. } | Op::StoreHeads { .. } | Op::SwiGluQuantise { .. } => {
+                unreachable!("run part by part")
+            }
             Op::Quantise { x, out, n_rows, n_cols, format } => {
                 let (n_rows, n_cols) = (n_rows as usize, n_cols as usize);
                 let out = operands.write::<u8>(out, n_rows * format.row_bytes(n_cols))?;

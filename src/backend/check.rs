@@ -112,8 +112,15 @@ impl Op {
     /// [`BackendError::BadOperand`] with the numbers.
     pub fn check(&self) -> Result<()> {
         let check = Checker(self.name());
+        if let Some(parts) = self.parts() {
+            check.demand(!parts.is_empty(), || "no product".to_owned())?;
+            return parts.iter().try_for_each(Self::check);
+        }
         match *self {
             Self::RmsNorm { n_rows, n_cols, .. } => check.shape(&[("n_rows", n_rows), ("n_cols", n_cols)]),
+            Self::NormQuantise { .. } | Self::WindowProducts { .. } | Self::StoreHeads { .. } | Self::SwiGluQuantise { .. } => {
+                unreachable!("checked by its parts")
+            }
             Self::Quantise { n_rows, n_cols, format, .. } => {
                 check.shape(&[("n_rows", n_rows), ("n_cols", n_cols)])?;
                 check.whole_blocks(n_cols, format.block_len(), format)

@@ -14,6 +14,7 @@
 mod check;
 mod error;
 pub mod op;
+mod parts;
 
 use std::fmt;
 use std::sync::Arc;

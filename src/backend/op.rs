@@ -178,6 +178,8 @@ pub enum Op {
     RmsNorm { x: Addr, weight: Addr, out: Addr, n_rows: u32, n_cols: u32, eps: f32 },
     /// Rows of f32 to activation rows of `format`; see [`ActivationFormat::row_bytes`].
     Quantise { x: Addr, out: Addr, n_rows: u32, n_cols: u32, format: ActivationFormat },
+    /// [`Op::RmsNorm`], then [`Op::Quantise`] of `out` to each of `quantised`, in one step.
+    NormQuantise { x: Addr, weight: Addr, out: Addr, quantised: Vec<(Addr, ActivationFormat)>, n_rows: u32, n_cols: u32, eps: f32 },
     /// `out[r][o] = sum_i weights[o][i] * input[r][i]`, or added to `out` where `accumulate`; `input` rows of `format`, `out` f32
     /// `[n_rows, weights.rows]`. Beside rows of [`ActivationFormat::F16`], weights are unpacked into `unpacked`, as many rows at a time as
     /// it holds and at least [`UNPACKED_ROWS_MIN`] or all of them; beside others it is empty.
@@ -191,6 +193,8 @@ pub enum Op {
         accumulate: bool,
         unpacked: AddrRange,
     },
+    /// [`Op::MatMul`] of one window with several matrices, each with an output of its own, in one step.
+    WindowProducts { products: Vec<(Matrix, Addr)>, input: Addr, format: ActivationFormat, n_rows: u32 },
     /// Root-mean-square norm of each head with `weight` f32 `[head_dim]`, then rotation of the first `n_rot` numbers, pairing
     /// number `i` with `i + n_rot/2`; in place on `x` f32 `[n_rows, n_head, head_dim]`; `positions` i32 `[n_rows]`, ascending.
     HeadNormRope { x: Addr, weight: Addr, positions: Addr, n_rows: u32, n_head: u32, head_dim: u32, n_rot: u32, freq_base: f32, eps: f32 },
@@ -205,6 +209,28 @@ pub enum Op {
         n_rows: u32,
         n_head_kv: u32,
         head_dim: u32,
+        n_ctx: u32,
+    },
+    /// [`Op::HeadNormRope`] of `q` and `k`, then [`Op::KvStore`] of `k` and `v`, in one step; operands are named as theirs.
+    StoreHeads {
+        q: Addr,
+        k: Addr,
+        v: Addr,
+        q_weight: Addr,
+        k_weight: Addr,
+        rope_positions: Addr,
+        k_cache: Addr,
+        v_cache: Addr,
+        format: KvFormat,
+        positions: Addr,
+        first_row: Addr,
+        n_rows: u32,
+        n_head: u32,
+        n_head_kv: u32,
+        head_dim: u32,
+        n_rot: u32,
+        freq_base: f32,
+        eps: f32,
         n_ctx: u32,
     },
     /// Causal attention of `q` f32 `[n_rows, n_head, head_dim]` over both caches from row `first_row` i32 `[1]` up to and including
@@ -270,6 +296,8 @@ pub enum Op {
     SigmoidGate { x: Addr, gates: Addr, n_rows: u32, n_cols: u32 },
     /// `gate = silu(gate) * up`, number by number; both f32 `[n_rows, n_cols]`.
     SwiGlu { gate: Addr, up: Addr, n_rows: u32, n_cols: u32 },
+    /// [`Op::SwiGlu`], then [`Op::Quantise`] of the result to `out`, in one step; what is left in `gate` is the backend's own.
+    SwiGluQuantise { gate: Addr, up: Addr, out: Addr, n_rows: u32, n_cols: u32, format: ActivationFormat },
     /// `sum[r] += sigmoid(gate[r]) * x[r]`; `sum`, `x` f32 `[n_rows, n_cols]`, `gate` f32 `[n_rows]`.
     AddGated { sum: Addr, x: Addr, gate: Addr, n_rows: u32, n_cols: u32 },
     /// Root-mean-square norm of each head with `weight` f32 `[head_dim]`, times `silu(gates)`; in place on `x`, and `gates`, f32
@@ -320,9 +348,12 @@ impl Op {
         match self {
             Self::RmsNorm { .. } => "rms_norm",
             Self::Quantise { .. } => "quantise",
+            Self::NormQuantise { .. } => "norm_quantise",
             Self::MatMul { .. } => "mat_mul",
+            Self::WindowProducts { .. } => "window_products",
             Self::HeadNormRope { .. } => "head_norm_rope",
             Self::KvStore { .. } => "kv_store",
+            Self::StoreHeads { .. } => "store_heads",
             Self::Attention { .. } => "attention",
             Self::Router { .. } => "router",
             Self::ExpertsWindow { .. } => "experts_window",
@@ -331,6 +362,7 @@ impl Op {
             Self::JoinRows { .. } => "join_rows",
             Self::SigmoidGate { .. } => "sigmoid_gate",
             Self::SwiGlu { .. } => "swiglu",
+            Self::SwiGluQuantise { .. } => "swiglu_quantise",
             Self::AddGated { .. } => "add_gated",
             Self::GatedHeadNorm { .. } => "gated_head_norm",
             Self::DeltaConv { .. } => "delta_conv",

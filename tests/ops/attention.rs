@@ -1,7 +1,7 @@
 //! Attention over stored rows, in both forms and all cache formats.
 
-use ebbtide::backend::op::{KvFormat, Op, Path};
 use ebbtide::backend::Backend;
+use ebbtide::backend::op::{KvFormat, Op, Path};
 
 use crate::device::{Rig, start};
 use crate::numbers::Numbers;
@@ -102,7 +102,8 @@ pub fn attention_sees_the_stored_rows_up_to_its_own_position<B: Backend>(rig: &R
         let (n_head, _, head_dim) = heads;
         let mut numbers = Numbers::seeded(9);
         let stored = rows(&mut numbers, heads, 75);
-        for (format, first_row) in [(KvFormat::F32, 0), (KvFormat::F16, 0), (KvFormat::Q8_0, 0), (KvFormat::F16, 25), (KvFormat::Q8_0, 13)] {
+        for (format, first_row) in [(KvFormat::F32, 0), (KvFormat::F16, 0), (KvFormat::Q8_0, 0), (KvFormat::F16, 25), (KvFormat::Q8_0, 13)]
+        {
             let cache = Cache::new(rig, heads, format, 100, first_row, stored.clone());
             let cases = [vec![0], vec![74], vec![3, 4, 40, 64, 74]];
             for (positions, path) in cases.iter().flat_map(|positions| [Path::Prompt, Path::Window].map(|path| (positions, path))) {
@@ -117,7 +118,9 @@ pub fn attention_sees_the_stored_rows_up_to_its_own_position<B: Backend>(rig: &R
 }
 
 pub fn a_row_does_not_meet_values_behind_its_position<B: Backend>(rig: &Rig<B>) {
-    for (heads, format) in [(2, 2, 64), (4, 1, 128), (1, 1, 48)].into_iter().flat_map(|heads| [(heads, KvFormat::F32), (heads, KvFormat::F16)]) {
+    for (heads, format) in
+        [(2, 2, 64), (4, 1, 128), (1, 1, 48)].into_iter().flat_map(|heads| [(heads, KvFormat::F32), (heads, KvFormat::F16)])
+    {
         let (n_head, n_head_kv, head_dim) = heads;
         let mut numbers = Numbers::seeded(12);
         let [keys, mut values] = rows(&mut numbers, heads, 75);
@@ -150,7 +153,9 @@ pub fn an_attended_row_does_not_depend_on_the_rows_beside_it<B: Backend>(rig: &R
             let queries = numbers.floats(positions.len() * row_len, 2.0);
             let together = cache.attend(rig, &queries, &positions, 0.15, Path::Prompt);
             for size in [1, 7, 33] {
-                for (rows, (queries, together)) in positions.chunks(size).zip(queries.chunks(size * row_len).zip(together.chunks(size * row_len))) {
+                for (rows, (queries, together)) in
+                    positions.chunks(size).zip(queries.chunks(size * row_len).zip(together.chunks(size * row_len)))
+                {
                     // A call of each kind is enough.
                     if size > 1 || rows[0] % 16 == 5 {
                         let cut = cache.attend(rig, queries, rows, 0.15, Path::Prompt);

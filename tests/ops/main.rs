@@ -15,6 +15,7 @@ mod experts;
 mod fake_gpu;
 mod gates;
 mod halves;
+mod joined;
 #[path = "../common/numbers.rs"]
 mod numbers;
 mod refusals;
@@ -42,6 +43,10 @@ use gates::{
 use halves::{
     a_product_in_halves_is_the_same_in_any_stripe_and_beside_any_rows, experts_in_halves_are_added_in_tiles_of_any_size,
     products_of_every_type_agree_in_halves, rows_in_halves_keep_eleven_bits_of_any_size,
+};
+use joined::{
+    a_norm_is_stored_in_several_forms_at_once, a_window_meets_several_matrices_at_once, heads_are_turned_and_stored_at_once,
+    rows_are_activated_and_stored_at_once, the_router_chooses_among_many,
 };
 use numbers::{Numbers, values_of_rows, weights_of};
 use refusals::shapes_that_no_kernel_takes_are_refused;
@@ -74,6 +79,11 @@ macro_rules! ops_suite {
             a_prompts_delta_rule_agrees_from_any_position_and_at_any_cut,
             a_windows_delta_rule_leaves_the_state_to_the_commit,
             windows_go_on_from_a_prompt,
+            a_norm_is_stored_in_several_forms_at_once,
+            a_window_meets_several_matrices_at_once,
+            heads_are_turned_and_stored_at_once,
+            rows_are_activated_and_stored_at_once,
+            the_router_chooses_among_many,
             shapes_that_no_kernel_takes_are_refused,
         ]);
     };

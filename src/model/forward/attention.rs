@@ -2,7 +2,7 @@
 
 use super::{Forward, Projector, Rows};
 use crate::backend::Addr;
-use crate::backend::op::Op;
+use crate::backend::op::{Op, Path};
 use crate::model::shape::Mixer;
 use crate::model::weights::AttentionDense;
 use crate::model::{ModelShape, ModelWeights};
@@ -39,21 +39,55 @@ impl Forward<'_> {
         ops.push(self.kv_store(v, values, rows));
     }
 
+    /// Queries of a window's rows, keys and values in the caches; without gates.
+    fn window_heads(&self, ops: &mut Vec<Op>, layer: u32, dense: AttentionDense, rows: &Rows<'_>, from_normed: &mut Projector) {
+        let parts = &rows.parts.attention;
+        let [q, k, v] = [parts.q, parts.k, parts.v].map(|part| rows.at(part));
+        from_normed.project_all(ops, &[(self.matrix(dense.attn_q), q), (self.matrix(dense.attn_k), k), (self.matrix(dense.attn_v), v)]);
+        let ModelShape { n_head, n_head_kv, head_dim, n_rot, rope_freq_base: freq_base, rms_eps: eps, .. } = *self.shape;
+        let (k_cache, v_cache) = self.kv_addrs(layer);
+        let &Rows { n_rows, positions, rope_positions, first_row, .. } = rows;
+        ops.push(Op::StoreHeads {
+            q,
+            k,
+            v,
+            q_weight: self.vector(dense.attn_q_norm),
+            k_weight: self.vector(dense.attn_k_norm),
+            rope_positions,
+            k_cache,
+            v_cache,
+            format: self.resident.kv_format,
+            positions,
+            first_row,
+            n_rows,
+            n_head,
+            n_head_kv,
+            head_dim,
+            n_rot,
+            freq_base,
+            eps,
+            n_ctx: self.resident.n_ctx,
+        });
+    }
+
     /// Attention of rows that are normed, added to the residual.
-    pub(super) fn attention(&self, ops: &mut Vec<Op>, layer: u32, dense: AttentionDense, rows: &Rows<'_>) {
+    pub(super) fn attention(&self, ops: &mut Vec<Op>, layer: u32, dense: AttentionDense, rows: &Rows<'_>, mut from_normed: Projector) {
         let (shape, parts) = (self.shape, &rows.parts.attention);
         let &Rows { n_rows, path, positions, first_row, residual, .. } = rows;
         let [joined, q, gates, attended] = [parts.joined, parts.q, parts.gates, parts.attended].map(|part| rows.at(part));
-        let mut from_normed = rows.normed_products(self.arithmetic);
-        // Queries and gates are projected over keys and values: these are in the caches by then.
-        self.keys_values(ops, layer, dense, rows, &mut from_normed);
         if shape.gated_attention {
+            // Queries and gates are projected over keys and values: these are in the caches by then.
+            self.keys_values(ops, layer, dense, rows, &mut from_normed);
             from_normed.project(ops, self.matrix(dense.attn_q), joined, false);
             ops.push(Op::SplitGates { joined, values: q, gates, n_rows, n_head: shape.n_head, head_dim: shape.head_dim });
+            ops.push(self.head_norm_rope(q, dense.attn_q_norm, rows, shape.n_head));
+        } else if path == Path::Window {
+            self.window_heads(ops, layer, dense, rows, &mut from_normed);
         } else {
+            self.keys_values(ops, layer, dense, rows, &mut from_normed);
             from_normed.project(ops, self.matrix(dense.attn_q), q, false);
+            ops.push(self.head_norm_rope(q, dense.attn_q_norm, rows, shape.n_head));
         }
-        ops.push(self.head_norm_rope(q, dense.attn_q_norm, rows, shape.n_head));
         let (keys, values) = self.kv_addrs(layer);
         ops.push(Op::Attention {
             q,

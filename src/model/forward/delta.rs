@@ -3,7 +3,7 @@
 //! Rows of a prompt take the state with them. Rows of a window do not write it: what they would do to it is kept, and the rows that are
 //! accepted are replayed ([`Forward::window_commit`]).
 
-use super::{DeltaRows, Forward, Rows};
+use super::{DeltaRows, Forward, Projector, Rows};
 use crate::backend::Addr;
 use crate::backend::op::{DeltaShape, Op};
 use crate::model::layout::{DeltaKept, StateLayout, WindowLayout};
@@ -17,7 +17,7 @@ impl Forward<'_> {
     }
 
     /// The delta net of rows that are normed, added to the residual.
-    pub(super) fn delta_net(&self, ops: &mut Vec<Op>, layer: u32, dense: DeltaDense, rows: &Rows<'_>) {
+    pub(super) fn delta_net(&self, ops: &mut Vec<Op>, layer: u32, dense: DeltaDense, rows: &Rows<'_>, mut from_normed: Projector) {
         let shape = self.shape.delta.expect("a layer that is a delta net has its sizes");
         let (eps, n_rows, parts) = (self.shape.rms_eps, rows.n_rows, &rows.parts.delta);
         let at = |part| rows.at(part);
@@ -26,11 +26,8 @@ impl Forward<'_> {
             DeltaRows::Prompt { .. } | DeltaRows::None => (at(parts.raw), at(parts.beta), at(parts.decay)),
         };
         let (gates, qkv, out) = (at(parts.gates), at(parts.convolved), at(parts.out));
-        let mut from_normed = rows.normed_products(self.arithmetic);
-        from_normed.project(ops, self.matrix(dense.attn_qkv), raw, false);
-        from_normed.project(ops, self.matrix(dense.attn_gate), gates, false);
-        from_normed.project(ops, self.matrix(dense.ssm_beta), beta, false);
-        from_normed.project(ops, self.matrix(dense.ssm_alpha), decay, false);
+        let products = [(dense.attn_qkv, raw), (dense.attn_gate, gates), (dense.ssm_beta, beta), (dense.ssm_alpha, decay)];
+        from_normed.project_all(ops, &products.map(|(weights, out)| (self.matrix(weights), out)));
         let (dt_bias, a) = (self.vector(dense.ssm_dt), self.vector(dense.ssm_a));
         ops.push(Op::DeltaGates { beta, decay, dt_bias, a, n_rows, n_head: shape.n_head_v });
         let (state, history) = self.state_addrs(layer);

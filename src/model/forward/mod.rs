@@ -18,7 +18,7 @@ use crate::backend::{Addr, AddrRange};
 use crate::model::layout::{DeltaKept, MixerParts, Part, PromptBases, PromptLayout, WindowLayout};
 use crate::model::weights::{MixerDense, SharedDense};
 use crate::model::{Arithmetic, ModelShape, ModelWeights};
-use crate::quant::ActivationFormat;
+use crate::quant::{ActivationFormat, QuantType};
 use crate::units::Bytes;
 
 /// Where the model's resident parts lie on the device.
@@ -144,17 +144,46 @@ impl Projector {
         Self { input, quantised, n_rows, path: Path::Window, arithmetic, unpacked: AddrRange::EMPTY, ready: ActivationFormat::F32 }
     }
 
-    fn project(&mut self, ops: &mut Vec<Op>, weights: Matrix, out: Addr, accumulate: bool) {
-        let format = self.arithmetic.format(self.path, weights.quant_type);
-        if format != ActivationFormat::F32 && format != self.ready {
-            let (x, out, n_rows, n_cols) = (self.input, self.quantised, self.n_rows, weights.cols);
-            ops.push(Op::Quantise { x, out, n_rows, n_cols, format });
+    /// The form in which weights of a type read the input.
+    fn format(&self, quant_type: QuantType) -> ActivationFormat {
+        self.arithmetic.format(self.path, quant_type)
+    }
+
+    /// Where weights of `n_cols` columns read the input in `format`, which it has behind the operations so far.
+    fn ready_input(&mut self, ops: &mut Vec<Op>, format: ActivationFormat, n_cols: u32) -> Addr {
+        if format == ActivationFormat::F32 {
+            return self.input;
+        }
+        if format != self.ready {
+            ops.push(Op::Quantise { x: self.input, out: self.quantised, n_rows: self.n_rows, n_cols, format });
             self.ready = format;
         }
-        let input = if format == ActivationFormat::F32 { self.input } else { self.quantised };
+        self.quantised
+    }
+
+    fn project(&mut self, ops: &mut Vec<Op>, weights: Matrix, out: Addr, accumulate: bool) {
+        let format = self.format(weights.quant_type);
+        let input = self.ready_input(ops, format, weights.cols);
         let &mut Self { n_rows, path, .. } = self;
         let unpacked = if format == ActivationFormat::F16 { self.unpacked } else { AddrRange::EMPTY };
         ops.push(Op::MatMul { weights, input, format, out, n_rows, path, accumulate, unpacked });
+    }
+
+    /// Products with several matrices; those of a window that read the same form are one operation.
+    fn project_all(&mut self, ops: &mut Vec<Op>, products: &[(Matrix, Addr)]) {
+        let (arithmetic, path) = (self.arithmetic, self.path);
+        let format_of = |product: &(Matrix, Addr)| arithmetic.format(path, product.0.quant_type);
+        for alike in products.chunk_by(|left, right| format_of(left) == format_of(right)) {
+            let format = format_of(&alike[0]);
+            if self.path == Path::Window && alike.len() > 1 && format != ActivationFormat::F32 {
+                let input = self.ready_input(ops, format, alike[0].0.cols);
+                ops.push(Op::WindowProducts { products: alike.to_vec(), input, format, n_rows: self.n_rows });
+            } else {
+                for &(weights, out) in alike {
+                    self.project(ops, weights, out, false);
+                }
+            }
+        }
     }
 }
 
@@ -179,17 +208,50 @@ impl Forward<'_> {
         Op::RmsNorm { x, weight: self.vector(weight), out, n_rows, n_cols: self.shape.n_embd, eps: self.shape.rms_eps }
     }
 
-    /// The mixer half of `layer`.
+    fn norm_quantise(&self, x: Addr, weight: usize, out: Addr, n_rows: u32, quantised: Vec<(Addr, ActivationFormat)>) -> Op {
+        let (weight, n_cols, eps) = (self.vector(weight), self.shape.n_embd, self.shape.rms_eps);
+        Op::NormQuantise { x, weight, out, quantised, n_rows, n_cols, eps }
+    }
+
+    /// The mixer half of `layer`. What a window does in one step, [`Op::parts`] tells.
     fn mixer(&self, layer: u32, rows: &Rows<'_>) -> Vec<Op> {
         let (shape, dense) = (self.shape, &self.weights.layers[layer as usize]);
         let &Rows { n_rows, residual, .. } = rows;
         let normed = rows.at(rows.parts.normed);
-        let mut ops = vec![self.rms_norm(residual, dense.attn_norm, normed, n_rows)];
-        match dense.mixer {
-            MixerDense::Attention(dense) => self.attention(&mut ops, layer, dense, rows),
-            MixerDense::Delta(dense) => self.delta_net(&mut ops, layer, dense, rows),
+        let mut ops = Vec::new();
+        let reader = match dense.mixer {
+            MixerDense::Attention(dense) => dense.attn_k,
+            MixerDense::Delta(dense) => dense.attn_qkv,
+        };
+        let mut from_normed = rows.normed_products(self.arithmetic);
+        let wanted = from_normed.format(self.matrix(reader).quant_type);
+        if rows.path == Path::Window && wanted != ActivationFormat::F32 {
+            ops.push(self.norm_quantise(residual, dense.attn_norm, normed, n_rows, vec![(from_normed.quantised, wanted)]));
+            from_normed.ready = wanted;
+        } else {
+            ops.push(self.rms_norm(residual, dense.attn_norm, normed, n_rows));
         }
-        ops.push(self.rms_norm(residual, dense.ffn_norm, normed, n_rows));
+        match dense.mixer {
+            MixerDense::Attention(dense) => self.attention(&mut ops, layer, dense, rows, from_normed),
+            MixerDense::Delta(dense) => self.delta_net(&mut ops, layer, dense, rows, from_normed),
+        }
+        let format = self.weights.experts[layer as usize].shape(self.arithmetic, rows.path).input_format;
+        let mut from_normed = rows.normed_products(self.arithmetic);
+        if rows.path == Path::Window {
+            let mut wanted = vec![(rows.expert_input, format)];
+            if let Some(shared) = dense.shared {
+                // One form serves both where they agree.
+                from_normed.ready = from_normed.format(self.matrix(shared.gate).quant_type);
+                if from_normed.ready == format {
+                    from_normed.quantised = rows.expert_input;
+                } else if from_normed.ready != ActivationFormat::F32 {
+                    wanted.push((from_normed.quantised, from_normed.ready));
+                }
+            }
+            ops.push(self.norm_quantise(residual, dense.ffn_norm, normed, n_rows, wanted));
+        } else {
+            ops.push(self.rms_norm(residual, dense.ffn_norm, normed, n_rows));
+        }
         // The router is F32 in every file and sees unrounded rows, so its choice does not hang on the activation setting.
         let logits = rows.at(rows.parts.router_logits);
         rows.normed_products(Arithmetic::EXACT).project(&mut ops, self.matrix(dense.router), logits, false);
@@ -202,26 +264,33 @@ impl Forward<'_> {
             n_used: shape.n_expert_used,
             scale: shape.expert_weights_scale,
         });
-        let format = self.weights.experts[layer as usize].shape(self.arithmetic, rows.path).input_format;
-        ops.push(Op::Quantise { x: normed, out: rows.expert_input, n_rows, n_cols: shape.n_embd, format });
+        if rows.path == Path::Prompt {
+            ops.push(Op::Quantise { x: normed, out: rows.expert_input, n_rows, n_cols: shape.n_embd, format });
+        }
         if let Some(shared) = dense.shared {
-            self.shared_expert(&mut ops, shared, rows);
+            self.shared_expert(&mut ops, shared, rows, from_normed);
         }
         ops
     }
 
     /// Adds the expert that every token uses; reads the rows that were normed for the router.
-    fn shared_expert(&self, ops: &mut Vec<Op>, dense: SharedDense, rows: &Rows<'_>) {
+    fn shared_expert(&self, ops: &mut Vec<Op>, dense: SharedDense, rows: &Rows<'_>, mut from_normed: Projector) {
         let &Rows { n_rows, residual, parts, .. } = rows;
         let [gate, up, activated, down, gate_logit] =
             [parts.shared.gate, parts.shared.up, parts.shared.quantised, parts.shared.down, parts.shared.gate_logit]
                 .map(|part| rows.at(part));
-        let mut from_normed = rows.normed_products(self.arithmetic);
-        from_normed.project(ops, self.matrix(dense.gate), gate, false);
-        from_normed.project(ops, self.matrix(dense.up), up, false);
+        from_normed.project_all(ops, &[(self.matrix(dense.gate), gate), (self.matrix(dense.up), up)]);
         rows.normed_products(Arithmetic::EXACT).project(ops, self.matrix(dense.gate_inp), gate_logit, false);
-        ops.push(Op::SwiGlu { gate, up, n_rows, n_cols: self.shape.n_ff_shared });
-        rows.products(gate, activated, self.arithmetic).project(ops, self.matrix(dense.down), down, false);
+        let (n_cols, down_matrix) = (self.shape.n_ff_shared, self.matrix(dense.down));
+        let mut from_activated = rows.products(gate, activated, self.arithmetic);
+        let format = from_activated.format(down_matrix.quant_type);
+        if rows.path == Path::Window && format != ActivationFormat::F32 {
+            ops.push(Op::SwiGluQuantise { gate, up, out: activated, n_rows, n_cols, format });
+            from_activated.ready = format;
+        } else {
+            ops.push(Op::SwiGlu { gate, up, n_rows, n_cols });
+        }
+        from_activated.project(ops, down_matrix, down, false);
         ops.push(Op::AddGated { sum: residual, x: down, gate: gate_logit, n_rows, n_cols: self.shape.n_embd });
     }
 
@@ -322,14 +391,16 @@ impl Forward<'_> {
     pub fn window_head(&self, base: Addr, layout: &WindowLayout, n_rows: u32, head: Addr) -> Vec<Op> {
         let mut ops = Vec::new();
         let at = |part: Part| base.offset(part.offset);
-        let input = if self.shape.has_draft_layer {
-            at(layout.draft.hidden)
-        } else {
-            ops.push(self.rms_norm(at(layout.residual), self.weights.output_norm, at(layout.mixer.normed), n_rows));
-            at(layout.mixer.normed)
-        };
+        let (normed, head) = (at(layout.mixer.normed), self.head_matrix(head));
+        let input = if self.shape.has_draft_layer { at(layout.draft.hidden) } else { normed };
         let mut projector = Projector::of_window(input, at(layout.mixer.quantised), n_rows, self.arithmetic);
-        projector.project(&mut ops, self.head_matrix(head), at(layout.logits), false);
+        if !self.shape.has_draft_layer {
+            let wanted =
+                Some((projector.quantised, projector.format(head.quant_type))).filter(|(_, format)| *format != ActivationFormat::F32);
+            projector.ready = wanted.map_or(ActivationFormat::F32, |(_, format)| format);
+            ops.push(self.norm_quantise(at(layout.residual), self.weights.output_norm, normed, n_rows, wanted.into_iter().collect()));
+        }
+        projector.project(&mut ops, head, at(layout.logits), false);
         ops
     }
 
