@@ -12,6 +12,7 @@
 #include "quantise.cuh"
 #include "rms_norm.cuh"
 #include "router.cuh"
+#include "routes.cuh"
 #include "window_experts.cuh"
 #include "window_floats.cuh"
 #include "window_products.cuh"

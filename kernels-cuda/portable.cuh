@@ -105,6 +105,31 @@ DEVICE double block_sum(double value) {
     return sums[0];
 }
 
+// The sum of one number of every thread of a warp, in the order of block_sum: halves of the threads that are left meet. Every thread of the
+// block calls it.
+#ifdef __CUDACC__
+DEVICE double warp_sum(double value) {
+    UNROLL
+    for (int half = 16; half > 0; half /= 2)
+        value += __shfl_xor_sync(0xffffffffu, value, half);
+    return value;
+}
+#else
+DEVICE double warp_sum(double value) {
+    SHARED double values[BLOCK];
+    SYNC();
+    values[threadIdx.x] = value;
+    SYNC();
+    double sums[32];
+    for (int at = 0; at < 32; at++)
+        sums[at] = values[threadIdx.x / 32 * 32 + at];
+    for (int half = 16; half > 0; half /= 2)
+        for (int at = 0; at < half; at++)
+            sums[at] += sums[at + half];
+    return sums[0];
+}
+#endif
+
 // The sum of squares of `n` numbers, each thread of the block taking every blockDim.x-th. In f64: exact products, and no overflow.
 DEVICE double block_sum_of_squares(const float *x, uint32_t n) {
     double sum = 0.0;

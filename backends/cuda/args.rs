@@ -133,6 +133,10 @@ args! {
     }
     /// `router`.
     RouterArgs: 40 { logits: Addr, ids: Addr, weights: Addr, n_expert: u32, n_used: u32, scale: f32, unused: u32 }
+    /// `count_routes`, `place_routes`.
+    SortRoutesArgs: 64 {
+        ids: Addr, weights: Addr, counts: Addr, rows: Addr, row_weights: Addr, entries: Addr, n_rows: u32, n_expert: u32, n_used: u32, unused: u32,
+    }
     /// `split_gates`.
     SplitGatesArgs: 40 { joined: Addr, values: Addr, gates: Addr, n: u64, head_dim: u32, unused: u32 }
     /// `join_rows`.

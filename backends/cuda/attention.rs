@@ -9,7 +9,7 @@ use crate::backend::{Addr, Result, WINDOW_ROWS_MAX};
 use crate::units::Bytes;
 
 /// The largest head: so many threads join its stretches.
-const HEAD_DIM_MAX: u32 = 256;
+pub const HEAD_DIM_MAX: u32 = 256;
 /// Keys of the first stretches.
 const KEY_TILE: u64 = 64;
 /// Query heads of rows that a block has, where there are no matrix units in use.

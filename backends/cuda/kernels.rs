@@ -33,6 +33,7 @@ static EMBEDDED: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(env!("OUT_DIR
 /// Kernels with one name.
 const PLAIN: &[&str] = &[
     "add_gated",
+    "count_routes",
     "attention_prompt_f16",
     "attention_prompt_f32",
     "attention_prompt_q8_0",
@@ -73,6 +74,7 @@ const PLAIN: &[&str] = &[
     "mat_mul_halves_32",
     "mat_mul_halves_64",
     "norm_quantise",
+    "place_routes",
     "quantise",
     "quantise_halves",
     "rms_norm",

@@ -3,8 +3,9 @@
 use super::BACKEND;
 use super::args::{
     AddGatedArgs, Args, DeltaConvArgs, DeltaGatesArgs, DeltaHistoryArgs, DeltaRuleArgs, GatedHeadNormArgs, HeadNormRopeArgs, JoinRowsArgs,
-    KvStoreArgs, MatMulArgs, QuantiseArgs, RmsNormArgs, RouterArgs, SigmoidGateArgs, SplitGatesArgs, SwiGluArgs,
+    KvStoreArgs, MatMulArgs, QuantiseArgs, RmsNormArgs, RouterArgs, SigmoidGateArgs, SortRoutesArgs, SplitGatesArgs, SwiGluArgs,
 };
+use super::attention::HEAD_DIM_MAX;
 use super::context::Context;
 use super::driver::call;
 use super::graph::CudaStream;
@@ -154,8 +155,11 @@ impl Launch<'_> {
             }
             Op::WindowProducts { .. } => self.parts(),
             Op::HeadNormRope { x, weight, positions, n_rows, n_head, head_dim, n_rot, freq_base, eps } => {
+                if head_dim > HEAD_DIM_MAX {
+                    return Err(self.unsupported(format!("with heads of {head_dim}, at most {HEAD_DIM_MAX}")));
+                }
                 let args = HeadNormRopeArgs { x, weight, positions, n_head, head_dim, n_rot, freq_base, eps, unused: 0 };
-                self.own(count(&[n_rows, n_head]), HEAD_BLOCK, &args)
+                self.own(n_rows.into(), BLOCK, &args)
             }
             Op::GatedHeadNorm { x, weight, gates, n_rows, n_head, head_dim, eps } => {
                 self.own(count(&[n_rows, n_head]), HEAD_BLOCK, &GatedHeadNormArgs { x, weight, gates, head_dim, eps })
@@ -168,6 +172,11 @@ impl Launch<'_> {
             }
             Op::Router { logits, ids, weights, n_rows, n_expert, n_used, scale } => {
                 self.own(n_rows.into(), BLOCK, &RouterArgs { logits, ids, weights, n_expert, n_used, scale, unused: 0 })
+            }
+            Op::SortRoutes { ids, weights, counts, rows, row_weights, entries, n_rows, n_expert, n_used } => {
+                let args = SortRoutesArgs { ids, weights, counts, rows, row_weights, entries, n_rows, n_expert, n_used, unused: 0 };
+                self.kernel(Kernel("count_routes", None), [n_expert.into(), 1, 1], BLOCK, &args)?;
+                self.kernel(Kernel("place_routes", None), [n_expert.into(), 1, 1], BLOCK, &args)
             }
             Op::ExpertsWindow { .. } => self.experts_window(),
             Op::ExpertsPrompt { .. } => self.experts_prompt(),

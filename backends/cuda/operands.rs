@@ -167,6 +167,11 @@ pub fn operands(op: &Op) -> Vec<Operand> {
             wide!(n_rows, n_expert, n_used);
             vec![read(logits, &[n_rows, n_expert]), write(ids, &[n_rows, n_used]), write(weights, &[n_rows, n_used])]
         }
+        Op::SortRoutes { ids, weights, counts, rows, row_weights, entries, n_rows, n_expert, n_used } => {
+            wide!(n_rows, n_expert, n_used);
+            let n = [n_rows, n_used];
+            vec![read(ids, &n), read(weights, &n), write(counts, &[n_expert]), write(rows, &n), write(row_weights, &n), write(entries, &n)]
+        }
         Op::ExpertsWindow { input, ids, weights, table, residual, n_rows, n_expert, n_used, ref shape, scratch } => {
             let pairs = u64::from(n_rows) * u64::from(n_used);
             vec![

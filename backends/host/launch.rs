@@ -13,6 +13,7 @@ use super::kernels::matvec::{WINDOW_ROWS, matvec};
 use super::kernels::norm::rms_norm;
 use super::kernels::rope::{HeadNorm, Rope, norm_and_rotate};
 use super::kernels::router::{Route, choose_experts};
+use super::kernels::routes::{Routes, SortedRoutes, sort_routes};
 use super::kernels::simd::SimdLevel;
 use super::memory::MemoryTable;
 use super::operands::Operands;
@@ -112,6 +113,19 @@ impl Launcher {
             }
             Op::Attention { .. } => self.attention(&operands, op),
             Op::Router { .. } => self.router(&operands, op),
+            Op::SortRoutes { ids, weights, counts, rows, row_weights, entries, n_rows, n_expert, n_used } => {
+                let n = n_rows as usize * n_used as usize;
+                let routes =
+                    Routes { ids: operands.indices(ids, n, n_expert)?, weights: operands.read(weights, n)?, n_used: n_used as usize };
+                let mut sorted = SortedRoutes {
+                    counts: operands.write(counts, n_expert as usize)?,
+                    rows: operands.write(rows, n)?,
+                    weights: operands.write(row_weights, n)?,
+                    entries: operands.write(entries, n)?,
+                };
+                sort_routes(&routes, &mut sorted);
+                Ok(bytes_cost(20 * n + 4 * n_expert as usize))
+            }
             Op::ExpertsWindow { .. } => self.experts_window(&operands, op),
             Op::ExpertsPrompt { .. } => self.experts_prompt(&operands, op),
             Op::SplitGates { .. }

@@ -150,6 +150,10 @@ impl Op {
                 check.shape(&[("n_rows", n_rows), ("n_expert", n_expert), ("n_used", n_used)])?;
                 check.demand(n_used <= n_expert, || format!("{n_used} of {n_expert} experts cannot be chosen"))
             }
+            Self::SortRoutes { n_rows, n_expert, n_used, .. } => {
+                check.shape(&[("n_rows", n_rows), ("n_used", n_used)])?;
+                check.demand(n_used <= n_expert, || format!("{n_used} of {n_expert} experts cannot be chosen"))
+            }
             Self::ExpertsWindow { n_rows, n_expert, n_used, ref shape, .. } => {
                 check.shape(&[("n_rows", n_rows), ("n_expert", n_expert), ("n_used", n_used)])?;
                 check.window(n_rows)?;

@@ -254,6 +254,20 @@ pub enum Op {
     /// Softmax over `logits` f32 `[n_rows, n_expert]`, the `n_used` largest (ties to the lower number), renormalised and times
     /// `scale`; `ids` i32 and `weights` f32 `[n_rows, n_used]`, ascending by expert.
     Router { logits: Addr, ids: Addr, weights: Addr, n_rows: u32, n_expert: u32, n_used: u32, scale: f32 },
+    /// Sorts routes by expert, rows ascending within one: `ids` i32 and `weights` f32 `[n_rows, n_used]` as [`Op::Router`] wrote them;
+    /// `counts` u32 `[n_expert]` of rows, `rows` u32 and `row_weights` f32 `[n_rows * n_used]`, and of each row where in those it stands,
+    /// `entries` u32 `[n_rows, n_used]`, ascending.
+    SortRoutes {
+        ids: Addr,
+        weights: Addr,
+        counts: Addr,
+        rows: Addr,
+        row_weights: Addr,
+        entries: Addr,
+        n_rows: u32,
+        n_expert: u32,
+        n_used: u32,
+    },
     /// Runs each row's experts and adds them to `residual` f32 `[n_rows, n_embd]` in ascending order. `input` rows of
     /// `shape.input_format`; `ids`, `weights` as [`Op::Router`] wrote them; `table` holds [`ExpertAddrs`] of all experts of the
     /// layer; `scratch` holds [`expert_scratch_bytes`] for all `n_rows * n_used` pairs.
@@ -356,6 +370,7 @@ impl Op {
             Self::StoreHeads { .. } => "store_heads",
             Self::Attention { .. } => "attention",
             Self::Router { .. } => "router",
+            Self::SortRoutes { .. } => "sort_routes",
             Self::ExpertsWindow { .. } => "experts_window",
             Self::ExpertsPrompt { .. } => "experts_prompt",
             Self::SplitGates { .. } => "split_gates",

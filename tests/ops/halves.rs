@@ -136,3 +136,43 @@ pub fn experts_in_halves_are_added_in_tiles_of_any_size<B: Backend>(rig: &Rig<B>
         }
     }
 }
+
+pub fn routes_are_sorted_by_expert_and_rows_know_their_places<B: Backend>(rig: &Rig<B>) {
+    for (n_rows, n_expert, n_used) in [(1, 1, 1), (7, 5, 2), (700, 9, 3)] {
+        // Every expert equally far from the one before: distinct, ascending, and some without rows in the first.
+        let ids: Vec<i32> =
+            (0..n_rows).flat_map(|row| (0..n_used).map(move |used| (row * row % 3 + used * (n_expert - 3).max(1)) % n_expert)).collect();
+        let mut ids = ids;
+        ids.chunks_mut(usize::try_from(n_used).expect("few")).for_each(<[i32]>::sort_unstable);
+        let weights = Numbers::seeded(12).floats(ids.len(), 1.0);
+        let (ids_at, weights_at) = (rig.upload_i32(&ids), rig.upload_f32(&weights));
+        let [rows, row_weights, entries] = [(); 3].map(|()| rig.buffer(4 * ids.len()));
+        let counts = rig.buffer(4 * usize::try_from(n_expert).expect("few"));
+        let [n_rows, n_expert, n_used] = [n_rows, n_expert, n_used].map(|n| u32::try_from(n).expect("few"));
+        rig.run(&Op::SortRoutes {
+            ids: start(&ids_at),
+            weights: start(&weights_at),
+            counts: start(&counts),
+            rows: start(&rows),
+            row_weights: start(&row_weights),
+            entries: start(&entries),
+            n_rows,
+            n_expert,
+            n_used,
+        })
+        .expect("runs");
+        let words =
+            |range| rig.download(range).chunks_exact(4).map(|word| u32::from_le_bytes(word.try_into().expect("four"))).collect::<Vec<_>>();
+        let routes = || (0..).zip(&ids).map(|(at, &expert)| (u32::try_from(expert).expect("a number"), at / n_used as usize, at));
+        let mut expected: Vec<_> = routes().collect();
+        expected.sort_by_key(|&(expert, row, _)| (expert, row));
+        let counted: Vec<u32> =
+            (0..n_expert).map(|expert| u32::try_from(routes().filter(|route| route.0 == expert).count()).expect("few")).collect();
+        assert_eq!(words(counts.range()), counted);
+        assert_eq!(words(rows.range()), expected.iter().map(|&(_, row, _)| u32::try_from(row).expect("few")).collect::<Vec<_>>());
+        assert_eq!(rig.download_f32(&row_weights), expected.iter().map(|&(.., at)| weights[at]).collect::<Vec<_>>());
+        let mut places = vec![0; ids.len()];
+        (0..).zip(&expected).for_each(|(place, &(.., at))| places[at] = place);
+        assert_eq!(words(entries.range()), places);
+    }
+}

@@ -42,7 +42,8 @@ use gates::{
 };
 use halves::{
     a_product_in_halves_is_the_same_in_any_stripe_and_beside_any_rows, experts_in_halves_are_added_in_tiles_of_any_size,
-    products_of_every_type_agree_in_halves, rows_in_halves_keep_eleven_bits_of_any_size,
+    products_of_every_type_agree_in_halves, routes_are_sorted_by_expert_and_rows_know_their_places,
+    rows_in_halves_keep_eleven_bits_of_any_size,
 };
 use joined::{
     a_norm_is_stored_in_several_forms_at_once, a_window_meets_several_matrices_at_once, heads_are_turned_and_stored_at_once,
@@ -68,6 +69,7 @@ macro_rules! ops_suite {
             a_row_does_not_meet_values_behind_its_position,
             an_attended_row_does_not_depend_on_the_rows_beside_it,
             the_router_takes_the_largest_with_ties_to_the_lower,
+            routes_are_sorted_by_expert_and_rows_know_their_places,
             a_windows_experts_are_added_wherever_they_lie,
             a_prompts_experts_are_added_in_tiles_of_any_size,
             gates_of_heads_are_split_off_and_rows_joined,

@@ -44,6 +44,7 @@ pub mod norm;
 mod panel;
 pub mod rope;
 pub mod router;
+pub mod routes;
 pub mod shared_slice;
 pub mod simd;
 pub mod swiglu;

@@ -6,9 +6,9 @@ use super::ring::Group;
 use super::routes::RoutedRows;
 use super::{BlockReader, FETCH_AHEAD_SHARE};
 use crate::backend::op::{Op, Path, PromptExpert};
-use crate::backend::{AddrRange, Backend, PinnedMemory};
+use crate::backend::{AddrRange, Backend};
 use crate::engine::EngineError;
-use crate::engine::decode::{read_f32, read_u32};
+use crate::engine::decode::read_u32;
 use crate::experts::Experts;
 use crate::model::layout::Part;
 use crate::phase::Scheduler;
@@ -16,38 +16,27 @@ use crate::quant::ActivationFormat;
 use crate::units::{Bytes, ExpertId};
 
 impl<B: Backend> BlockReader<'_, B> {
-    /// Brings the routes of the block to the host: it decides which experts cross the link.
-    pub(super) fn download_routes(&self, n_rows: u32) -> Result<RoutedRows, EngineError> {
-        let shape = self.forward.shape;
-        let n_routes = n_rows as usize * shape.n_expert_used as usize;
-        let route_bytes = Bytes::from(n_routes * 4);
-        let pinned = &self.path.routes;
-        self.download(Part { bytes: route_bytes, ..self.layout.ids }, pinned, Bytes::ZERO)?;
-        self.download(Part { bytes: route_bytes, ..self.layout.weights }, pinned, route_bytes)?;
+    /// Sorts the routes of the block by expert and brings the count of each to the host, which decides what crosses the link.
+    pub(super) fn sort_routes(&self, n_rows: u32) -> Result<RoutedRows, EngineError> {
+        let (shape, layout) = (self.forward.shape, &self.layout);
+        let at = |part: Part| self.bases.addr(part);
+        let op = Op::SortRoutes {
+            ids: at(layout.ids),
+            weights: at(layout.weights),
+            counts: at(layout.expert_counts),
+            rows: at(layout.expert_rows),
+            row_weights: at(layout.expert_row_weights),
+            entries: at(layout.expert_entries),
+            n_rows,
+            n_expert: shape.n_expert,
+            n_used: shape.n_expert_used,
+        };
+        self.path.backend.launch(self.compute, &op)?;
+        self.download(layout.expert_counts, &self.path.route_counts, Bytes::ZERO)?;
         self.path.backend.synchronise(self.compute)?;
-        let (mut ids, mut weights) = (vec![0u32; n_routes], vec![0f32; n_routes]);
-        read_u32(pinned, 0, &mut ids);
-        read_f32(pinned, route_bytes.as_usize(), &mut weights);
-        Ok(RoutedRows::sort(&ids, &weights, shape.n_expert_used as usize, shape.n_expert as usize))
-    }
-
-    /// Sends the sorted row lists. The pinned memory is free again: the routes in it were read after a synchronisation.
-    pub(super) fn upload_routes(&self, routed: &RoutedRows) -> Result<(), EngineError> {
-        let words = |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
-        let weights = routed.weights.iter().flat_map(|weight| weight.to_le_bytes()).collect();
-        let pinned = &self.path.routes;
-        let mut offset = 0;
-        let lists = [
-            (self.layout.expert_rows, words(&routed.rows)),
-            (self.layout.expert_row_weights, weights),
-            (self.layout.expert_entries, words(&routed.entries)),
-        ];
-        for (part, bytes) in lists {
-            pinned.write(offset, &bytes);
-            self.upload(part, 0, pinned, offset, bytes.len())?;
-            offset += bytes.len();
-        }
-        Ok(())
+        let mut counts = vec![0; shape.n_expert as usize];
+        read_u32(&self.path.route_counts, 0, &mut counts);
+        Ok(RoutedRows::of_counts(&counts))
     }
 
     /// The expert half of a layer: groups of experts in ascending order, so that the sums are the same whatever is resident.

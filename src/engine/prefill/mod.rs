@@ -54,7 +54,8 @@ pub struct PromptPath<B: Backend> {
     probe: Probe<B>,
     staging: [Staging<B>; 2],
     chunk_done: [B::Event; 2],
-    routes: B::Pinned,
+    /// Rows of each expert of a layer.
+    route_counts: B::Pinned,
     /// Logits of a tile of rows, made when they are first asked for.
     logits: Option<B::Pinned>,
 }
@@ -79,13 +80,12 @@ impl<B: Backend> PromptPath<B> {
             let pinned = backend.alloc_pinned(Bytes::from(rows * row_bytes + first_row_bytes), "prompt input")?;
             Ok(Staging { pinned, uploaded: backend.create_event()? })
         };
-        let route_bytes = u64::from(block_max.max(1)) * u64::from(shape.n_expert_used) * 4;
         Ok(Self {
             ring: Ring::new(Rc::clone(&backend))?,
             probe: Probe::new(Rc::clone(&backend))?,
             staging: [staging()?, staging()?],
             chunk_done: [backend.create_event()?, backend.create_event()?],
-            routes: backend.alloc_pinned(Bytes(3 * route_bytes), "prompt routes")?,
+            route_counts: backend.alloc_pinned(Bytes(u64::from(shape.n_expert) * 4), "prompt routes")?,
             logits: None,
             backend,
         })
@@ -245,8 +245,7 @@ impl<'a, B: Backend> BlockReader<'a, B> {
                 }
             }
             if !self.is_keys_only(layer) {
-                let routed = self.download_routes(n_rows)?;
-                self.upload_routes(&routed)?;
+                let routed = self.sort_routes(n_rows)?;
                 self.run_experts(layer, n_rows, &routed, block.more_follow, scheduler, experts)?;
             }
             if layer + 1 == layers.end {

@@ -127,6 +127,8 @@ pub struct PromptLayout {
     pub delta_open: Part,
     /// Scratch of the mixer half.
     pub mixer: MixerParts,
+    /// u32 `[n_expert]`: how many rows each expert of a layer has.
+    pub expert_counts: Part,
     /// u32 `[block * n_expert_used]`: rows by expert.
     pub expert_rows: Part,
     /// f32 `[block * n_expert_used]`: their weights.
@@ -177,6 +179,7 @@ impl Placer {
 /// Scratch that is used by one step at a time: the steps' buffers overlay each other.
 struct Overlay {
     mixer: MixerParts,
+    expert_counts: Part,
     expert_rows: Part,
     expert_row_weights: Part,
     expert_entries: Part,
@@ -207,6 +210,7 @@ impl PromptSizes<'_> {
         let mixer = MixerParts::take(&mut carver, self.shape, &self.rows(), u64::from(self.size.chunk));
         let mixer_bytes = Bytes(carver.highest.0 - start.0);
         carver.rewind(start);
+        let expert_counts = carver.take("rows of each expert", u64::from(self.shape.n_expert) * 4);
         let expert_rows = carver.take("rows by expert", routes * 4);
         let expert_row_weights = carver.take("row weights", routes * 4);
         let expert_entries = carver.take("entries of rows", routes * 4);
@@ -218,7 +222,18 @@ impl PromptSizes<'_> {
         let head_rows = if self.size.all_logits { self.size.chunk.min(HEAD_TILE_ROWS) } else { 0 };
         let logits = carver.take("logits", u64::from(head_rows) * u64::from(self.shape.n_vocab) * 4);
         let bytes = Bytes(carver.highest.0 - start.0);
-        Overlay { mixer, expert_rows, expert_row_weights, expert_entries, expert_scratch, tile_rows, head_rows, logits, bytes }
+        Overlay {
+            mixer,
+            expert_counts,
+            expert_rows,
+            expert_row_weights,
+            expert_entries,
+            expert_scratch,
+            tile_rows,
+            head_rows,
+            logits,
+            bytes,
+        }
     }
 
     /// Rows of an expert tile, and the bytes of its scratch. Matrix units want many rows at a time: as many as `left` bytes hold, which
@@ -284,7 +299,18 @@ impl PromptLayout {
         if arena.end > room.arena || spill.end > room.spill {
             return None;
         }
-        let Overlay { mixer, expert_rows, expert_row_weights, expert_entries, expert_scratch, tile_rows, head_rows, logits, .. } = overlay;
+        let Overlay {
+            mixer,
+            expert_counts,
+            expert_rows,
+            expert_row_weights,
+            expert_entries,
+            expert_scratch,
+            tile_rows,
+            head_rows,
+            logits,
+            ..
+        } = overlay;
         Some(Self {
             size,
             residual,
@@ -295,6 +321,7 @@ impl PromptLayout {
             first_row,
             delta_open,
             mixer,
+            expert_counts,
             expert_rows,
             expert_row_weights,
             expert_entries,
