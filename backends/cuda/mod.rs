@@ -18,14 +18,17 @@ mod launch;
 mod live;
 mod mapping;
 mod memory;
+mod nvml;
 mod operands;
 mod scratch;
+mod survey;
 
 pub use choice::DeviceChoice;
 pub use device::CudaBackend;
 pub use graph::{CudaEvent, CudaGraph, CudaStream};
 pub use kernels::IMAGE_VARIABLE;
 pub use memory::{CudaBuffer, CudaPinned, CudaRegistered};
+pub use survey::survey;
 
 use crate::units::Bytes;
 

@@ -14,6 +14,7 @@
 mod check;
 mod error;
 pub mod op;
+pub mod survey;
 
 use std::fmt;
 use std::sync::Arc;

@@ -10,7 +10,8 @@ use thiserror::Error;
 
 use super::args::{CommandArgs, EngineArgs, ModelArgs, OutputArgs, SamplingArgs};
 use super::command::{
-    Command, DemoConfig, DetokenizeConfig, LogitsConfig, PerplexityConfig, PlanConfig, PromptSource, RunConfig, TokenizeConfig,
+    Command, DemoConfig, DetokenizeConfig, DoctorConfig, LogitsConfig, PerplexityConfig, PlanConfig, PromptSource, RunConfig,
+    TokenizeConfig,
 };
 use super::exit::{Classified, ExitStatus};
 use super::not_yet::NOT_YET;
@@ -169,6 +170,12 @@ impl Checker<'_> {
             }
             CommandArgs::Bench(args) => self.bench(*args),
             CommandArgs::Replay(args) => self.replay(*args),
+            CommandArgs::Devices(args) => (Some(Command::Devices), args.output),
+            CommandArgs::Doctor(args) => {
+                self.warn_of_no_windows(&args.engine, "doctor");
+                let engine = self.engine(&args.engine);
+                (Some(Command::Doctor(DoctorConfig { model: args.model.model, engine })), args.engine.output)
+            }
             CommandArgs::Config(args) => {
                 self.engine(&args.engine);
                 (Some(Command::ShowConfig), args.engine.output)
