@@ -22,6 +22,7 @@ mod nvml;
 mod operands;
 mod scratch;
 mod survey;
+mod virtual_memory;
 
 pub use choice::DeviceChoice;
 pub use device::CudaBackend;
@@ -29,6 +30,7 @@ pub use graph::{CudaEvent, CudaGraph, CudaStream};
 pub use kernels::IMAGE_VARIABLE;
 pub use memory::{CudaBuffer, CudaPinned, CudaRegistered};
 pub use survey::survey;
+pub use virtual_memory::CudaReserved;
 
 use crate::units::Bytes;
 

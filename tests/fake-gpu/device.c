@@ -22,6 +22,10 @@ static void read_settings(void) {
     fake.total = (size_t)setting("FAKE_GPU_TOTAL_MIB", 256) * MIB;
     fake.held = (size_t)setting("FAKE_GPU_HELD_MIB", 0) * MIB;
     fake.malloc_fails_at = setting("FAKE_GPU_MALLOC_FAILS_AT", 0);
+    fake.virtual_memory = setting("FAKE_GPU_VIRTUAL_MEMORY", 1) != 0;
+    fake.reserve_fails = setting("FAKE_GPU_RESERVE_FAILS", 0) != 0;
+    fake.create_fails_at = setting("FAKE_GPU_CREATE_FAILS_AT", 0);
+    fake.map_fails_at = setting("FAKE_GPU_MAP_FAILS_AT", 0);
     fake.lost_at = setting("FAKE_GPU_LOST_AT", 0);
     fake.lost_code = setting("FAKE_GPU_LOST_CODE", ILLEGAL_ADDRESS);
     fake.register_left = setting("FAKE_GPU_REGISTER_BYTES", -1);
@@ -103,7 +107,7 @@ API cuDeviceGetAttribute(int *value, int attribute, int device) {
     case 76: *value = 6; return OK;
     case 88: *value = fake.pageable; return OK;
     case 99: *value = 1; return OK;
-    case 102: *value = 0; return OK;
+    case 102: *value = fake.virtual_memory; return OK;
     case 113: *value = fake.read_only_register; return OK;
     default: return INVALID_VALUE;
     }

@@ -55,9 +55,9 @@ struct fake {
     /* Settings, see README.md. */
     int device_count, integrated_devices;
     size_t total, held;
-    long malloc_fails_at, lost_at, lost_code, register_left, capture_allocates_at, free_times;
+    long create_fails_at, map_fails_at, malloc_fails_at, lost_at, lost_code, register_left, capture_allocates_at, free_times;
     const char *free_reading, *capture_fails;
-    bool pageable, read_only_register, no_kernels;
+    bool pageable, read_only_register, no_kernels, virtual_memory, reserve_fails;
 };
 
 extern struct fake fake;
