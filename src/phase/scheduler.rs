@@ -149,6 +149,8 @@ pub struct Scheduler<B: Backend> {
     backend: Rc<B>,
     /// `None` only where a slab that was to be smaller could not be had yet.
     slab: Option<Slab<B>>,
+    /// The main part's, of a device that can reserve some.
+    addresses: Option<B::Reserved>,
     sizes: SlabSizes,
     spill: Option<B::Buffer>,
     regions: Regions,
@@ -172,7 +174,8 @@ impl<B: Backend> Scheduler<B> {
     /// The backend's.
     pub fn new(backend: Rc<B>, plan: &Plan, head_source: Addr, head_bytes: Bytes) -> Result<Self, PhaseError> {
         let sizes = plan.slab_sizes();
-        let slab = Slab::allocate(&*backend, sizes.clone())?;
+        let mut addresses = Slab::reserve(&*backend, &sizes);
+        let slab = Slab::allocate(&*backend, sizes.clone(), &mut addresses)?;
         let regions = Regions::placed(slab.places(AddrRange { start: Addr(0), bytes: Bytes::ZERO }));
         let scheduler = Self {
             copy_stream: backend.create_stream()?,
@@ -181,6 +184,7 @@ impl<B: Backend> Scheduler<B> {
             head_arrived: backend.create_event()?,
             backend,
             slab: Some(slab),
+            addresses,
             sizes,
             spill: None,
             regions,
@@ -212,6 +216,12 @@ impl<B: Backend> Scheduler<B> {
     #[must_use]
     pub fn sizes(&self) -> &SlabSizes {
         &self.sizes
+    }
+
+    /// A slab that was made smaller can have as many slots again as at start, with the head where it is.
+    #[must_use]
+    pub fn keeps_addresses(&self) -> bool {
+        self.addresses.is_some()
     }
 
     /// Pieces that were given up.
@@ -411,7 +421,7 @@ impl<B: Backend> Scheduler<B> {
     /// Allocates what is missing: a head that was freed, or a whole slab.
     fn make_whole(&mut self, experts: &mut Experts<B>) -> Result<(), PhaseError> {
         let Some(slab) = &mut self.slab else {
-            let slab = Slab::allocate(&*self.backend, self.sizes.clone())?;
+            let slab = Slab::allocate(&*self.backend, self.sizes.clone(), &mut self.addresses)?;
             self.regions.replace(slab.places(self.regions.head()));
             self.slab = Some(slab);
             self.write_once()?;
@@ -465,8 +475,8 @@ impl<B: Backend> Scheduler<B> {
         Ok(Some(self.sizes.piece_slots))
     }
 
-    /// Frees the whole slab and allocates the smaller one of `plan`: where pieces are not enough. Everything in it is brought back.
-    /// All leases are stale afterwards.
+    /// Gives the memory of the whole slab back and takes that of `plan`'s, which has no more slots than the first: where pieces are not
+    /// enough, or there is room again. Everything in it is brought back. All leases are stale afterwards, but those on a head that stayed.
     ///
     /// # Errors
     /// [`PhaseError::OutOfOrder`] while something is lent. The backend's: before anything is freed they change nothing; later the phase is
