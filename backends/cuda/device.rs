@@ -10,6 +10,7 @@ use super::driver::{self, DriverError, DriverUnavailable, ListedDevice};
 use super::graph::{CudaEvent, CudaGraph, CudaStream};
 use super::kernels::Kernels;
 use super::memory::{self, CudaBuffer, CudaPinned, CudaRegistered};
+use super::os_budget::os_budget;
 use super::scratch::Scratch;
 use super::virtual_memory::{self, CudaReserved};
 use super::{BACKEND, GRAPH_NODE_BYTES, launch};
@@ -54,7 +55,7 @@ fn capabilities(device: &ListedDevice, kernels: &Kernels, used: Bytes) -> std::r
         backing_unit: backing_unit.unwrap_or(Bytes(1)),
         borrow_spill: true,
         graph_capture: true,
-        os_budget: false,
+        os_budget: os_budget(device.handle).is_some(),
         integrated: device.integrated,
         reads_pageable_memory: pageable != 0,
         max_allocation_bytes: Bytes::from(driver::total_memory(device.handle)?),

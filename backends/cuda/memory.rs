@@ -15,6 +15,7 @@ use super::context::{Context, Spent};
 use super::driver::{DriverError, attribute, call};
 use super::live::Access;
 use super::mapping::{Mapping, mapping_of};
+use super::os_budget::os_budget;
 use super::virtual_memory::Mapped;
 use crate::backend::{Addr, AddrRange, BackendError, DeviceMemory, HostRegion, MemoryInfo, PinnedMemory, Pool, Result};
 use crate::units::Bytes;
@@ -29,7 +30,7 @@ pub fn memory_info(context: &Context) -> Result<MemoryInfo> {
     let (mut free, mut total) = (0, 0);
     // SAFETY: the context is current; both are places for one number.
     context.told(unsafe { call!(cuMemGetInfo_v2(&raw mut free, &raw mut total)) })?;
-    Ok(MemoryInfo { free: Some(Bytes::from(free)), total: Bytes::from(total), os_budget: None })
+    Ok(MemoryInfo { free: Some(Bytes::from(free)), total: Bytes::from(total), os_budget: os_budget(context.device()) })
 }
 
 /// The answer to a request for memory; where there is none, the error tells how much is free, or 0 where the driver does not say.

@@ -20,6 +20,7 @@ mod mapping;
 mod memory;
 mod nvml;
 mod operands;
+mod os_budget;
 mod scratch;
 mod survey;
 mod virtual_memory;
