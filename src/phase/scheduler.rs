@@ -30,9 +30,14 @@
 //! }
 //! ```
 
+#[path = "witness.rs"]
+mod witness;
+
 use std::rc::Rc;
 
 use thiserror::Error;
+
+pub use witness::{Decode, HeadRef};
 
 use crate::backend::{Addr, AddrRange, Backend, BackendError, Copy, DeviceMemory, Direction};
 use crate::experts::Experts;
@@ -75,48 +80,6 @@ pub enum PhaseError {
     /// A captured graph claims a range that decode does not own as it was captured.
     #[error("a captured graph claims {bytes} at {addr}, which is lent or was placed anew", bytes = .0.range.bytes, addr = .0.range.start)]
     StaleLease(Lease),
-}
-
-/// The output head, readable: proof that its bytes are, or in stream order will be, where it says.
-#[derive(Debug)]
-pub struct HeadRef<'a> {
-    range: AddrRange,
-    _borrowed: std::marker::PhantomData<&'a ()>,
-}
-
-impl HeadRef<'_> {
-    /// Where the head lies.
-    #[must_use]
-    pub fn range(&self) -> AddrRange {
-        self.range
-    }
-}
-
-/// Proof that the slab belongs to decode. While it lives nothing can be lent.
-pub struct Decode<'a, B: Backend> {
-    scheduler: &'a Scheduler<B>,
-}
-
-impl<'a, B: Backend> Decode<'a, B> {
-    /// The head for work on `stream`, which waits for a reload in flight.
-    ///
-    /// # Errors
-    /// The backend's.
-    pub fn head(&self, stream: &B::Stream) -> Result<HeadRef<'a>, PhaseError> {
-        self.scheduler.backend.wait(stream, &self.scheduler.head_arrived)?;
-        Ok(HeadRef { range: self.scheduler.regions.head(), _borrowed: std::marker::PhantomData })
-    }
-
-    /// Checks a graph's claims; replay needs this.
-    ///
-    /// # Errors
-    /// [`PhaseError::StaleLease`] naming the first claim that does not hold.
-    pub fn check_leases(&self, leases: &[Lease]) -> Result<(), PhaseError> {
-        match leases.iter().find(|lease| !self.scheduler.regions.honours(lease)) {
-            Some(lease) => Err(PhaseError::StaleLease(*lease)),
-            None => Ok(()),
-        }
-    }
 }
 
 /// What the phases did, counted since the start.
@@ -272,7 +235,7 @@ impl<B: Backend> Scheduler<B> {
     /// [`PhaseError::OutOfOrder`] in any other phase.
     pub fn decode(&self) -> Result<Decode<'_, B>, PhaseError> {
         match self.phase {
-            Phase::Decode => Ok(Decode { scheduler: self }),
+            Phase::Decode => Ok(Decode::of(self)),
             phase => Err(PhaseError::OutOfOrder { call: "decode", phase }),
         }
     }
@@ -287,7 +250,7 @@ impl<B: Backend> Scheduler<B> {
             return Err(PhaseError::OutOfOrder { call: "kept_head", phase: self.phase });
         }
         self.backend.wait(stream, &self.head_arrived)?;
-        Ok(HeadRef { range: self.regions.head(), _borrowed: std::marker::PhantomData })
+        Ok(HeadRef::at(self.regions.head()))
     }
 
     /// Decode to Prefill: lends a part of the slab to the prompt path, whose work goes to `stream`. A head with an allocation of its own
