@@ -33,6 +33,7 @@
 #[path = "witness.rs"]
 mod witness;
 
+use std::cell::Cell;
 use std::rc::Rc;
 
 use thiserror::Error;
@@ -89,6 +90,8 @@ pub struct PhaseCounters {
     pub head_reloads: u64,
     /// Time of the last reload, in milliseconds, by the device's clock.
     pub head_reload_ms: f64,
+    /// How long the first head product behind it waited for that reload, in milliseconds: what of the copy is not hidden.
+    pub head_wait_ms: f64,
     /// Prompt-buffer bytes in the head's range during the last loan.
     pub arena_bytes_in_head: Bytes,
     /// Slots lent during the last loan.
@@ -125,6 +128,9 @@ pub struct Scheduler<B: Backend> {
     prompt_done: B::Event,
     head_leaves: B::Event,
     head_arrived: B::Event,
+    /// The end of the work before the first use of the head since its reload began.
+    head_wanted: B::Event,
+    head_is_wanted: Cell<bool>,
     reload_in_flight: bool,
     counters: PhaseCounters,
 }
@@ -145,6 +151,8 @@ impl<B: Backend> Scheduler<B> {
             prompt_done: backend.create_event()?,
             head_leaves: backend.create_event()?,
             head_arrived: backend.create_event()?,
+            head_wanted: backend.create_event()?,
+            head_is_wanted: Cell::new(false),
             backend,
             slab: Some(slab),
             addresses,
@@ -224,6 +232,11 @@ impl<B: Backend> Scheduler<B> {
         if self.reload_in_flight {
             self.backend.synchronise_event(&self.head_arrived)?;
             self.counters.head_reload_ms = self.backend.elapsed_s(&self.head_leaves, &self.head_arrived)? * 1e3;
+            self.counters.head_wait_ms = 0.0;
+            if self.head_is_wanted.get() {
+                self.backend.synchronise_event(&self.head_wanted)?;
+                self.counters.head_wait_ms = self.backend.elapsed_s(&self.head_wanted, &self.head_arrived)?.max(0.0) * 1e3;
+            }
             self.reload_in_flight = false;
         }
         Ok(self.counters)
@@ -368,6 +381,7 @@ impl<B: Backend> Scheduler<B> {
             self.start_head_copy()?;
             self.counters.head_reloads += 1;
             self.reload_in_flight = true;
+            self.head_is_wanted.set(false);
             homecoming.with_head = false;
             self.homecoming = Some(homecoming);
         }

@@ -41,8 +41,12 @@ impl<'a, B: Backend> Decode<'a, B> {
     /// # Errors
     /// The backend's.
     pub fn head(&self, stream: &B::Stream) -> Result<HeadRef<'a>, PhaseError> {
-        self.scheduler.backend.wait(stream, &self.scheduler.head_arrived)?;
-        Ok(HeadRef::at(self.scheduler.regions.head()))
+        let scheduler = self.scheduler;
+        if scheduler.reload_in_flight && !scheduler.head_is_wanted.replace(true) {
+            scheduler.backend.record(stream, &scheduler.head_wanted)?;
+        }
+        scheduler.backend.wait(stream, &scheduler.head_arrived)?;
+        Ok(HeadRef::at(scheduler.regions.head()))
     }
 
     /// Checks a graph's claims; replay needs this.
