@@ -136,7 +136,11 @@ fn cuda_image(toolchain: &Toolchain, required: bool) -> ExitCode {
         println!("cargo::rerun-if-env-changed={variable}");
     }
     let image = PathBuf::from(env::var_os("OUT_DIR").expect("Cargo names it")).join("ebbtide.fatbin");
-    let Err(reason) = compile_cuda(toolchain, &image) else { return ExitCode::SUCCESS };
+    let Err(reason) = compile_cuda(toolchain, &image) else {
+        // What a refusal on another card names.
+        println!("cargo::rustc-env=EBBTIDE_BUILT_ARCHS={}", env::var(ARCHS).unwrap_or_else(|_| DEFAULT_ARCHS.to_owned()));
+        return ExitCode::SUCCESS;
+    };
     if required {
         println!("cargo::error={REQUIRE}=1, but the CUDA kernels cannot be built: {reason}");
         return ExitCode::FAILURE;

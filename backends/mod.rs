@@ -1,12 +1,34 @@
 //! The backends this build has.
 //!
-//! [`host`] always. A GPU feature adds the question whether its driver is there, and `cuda` a whole backend; the program does not choose
-//! it yet, so [`GPU_FEATURE`] is what it tells its user instead.
+//! [`host`] always. A GPU feature adds the question whether its driver is there, and `cuda` a whole backend. A build for cards on which
+//! models do not run yet tells its user so by [`GPU_FEATURE`].
 
 pub mod gpu_feature;
 pub mod host;
 
 use gpu_feature::GpuFeature;
+use host::kernels::simd::SimdLevel;
+
+use crate::backend::survey::{Cards, ProcessorFacts, Survey};
+
+/// What this build finds: the processor, and the cards it could use.
+#[must_use]
+pub fn survey() -> Survey {
+    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let host = ProcessorFacts { features: SimdLevel::features(), kernels: format!("{:?}", SimdLevel::detect()), threads };
+    Survey { host, cards: cards() }
+}
+
+#[cfg(feature = "cuda")]
+fn cards() -> Cards {
+    cuda::survey()
+}
+
+#[cfg(not(feature = "cuda"))]
+fn cards() -> Cards {
+    let without = "built without a feature for cards: models run on the host. `cargo build --release --features cuda` uses NVIDIA's";
+    Cards::NotInThisBuild { reason: GPU_FEATURE.map_or_else(|| without.to_owned(), |feature| feature.notice()) }
+}
 
 /// Whether models run on cards in this build.
 pub const RUNS_ON_CARDS: bool = cfg!(feature = "cuda");

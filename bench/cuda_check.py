@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
 """What the cuda backend must show on a card: the same answers as `host`, one text at any setting, memory that is lived in as planned.
 
-    bench/cuda_check.py --engine target/release/ebbtide --tests DIR --out DIR [--parts tests,host,matrix,drafts,shapes,steady,faults]
+    bench/cuda_check.py --engine target/release/ebbtide --tests DIR --out DIR [--parts tests,host,matrix,drafts,shapes,steady,faults,hog,smallest,reload_overlap,sanitizer]
 
 Builds nothing: the engine and, for the part `tests`, the test programs `conformance`, `cuda`, `ops` and `cuda_engine` lie there already,
 built with the feature `cuda` for the card's architecture. Each part writes DIR/PART.json and is skipped where that exists. Needs numpy; `shapes` and
-`steady` write synthetic models of 12 to 15 GB to --scratch. Exits 1 where a claim does not hold, after all parts have run.
+`steady` and the parts behind `faults` write synthetic models of 12 to 15 GB to --scratch. Exits 1 where a claim does not hold, after all parts have run.
 """
 import argparse
 import itertools
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -34,7 +36,7 @@ SHAPES = {
 }
 QUANT = ["--type", "IQ3_XXS", "--dense-type", "Q8_0", "--head-type", "Q5_K", "--embd-type", "Q5_K"]
 FIGURES = ("way", "chunk", "block", "slots", "prefill_tokens_per_s", "decode_tokens_per_s", "lowest_free_bytes", "head_reloads",
-           "head_reload_ms", "arena_bytes_in_head", "spill_bytes", "link_bytes", "hits", "misses", "drafts_offered", "drafts_accepted",
+           "head_reload_ms", "head_wait_ms", "arena_bytes_in_head", "spill_bytes", "link_bytes", "hits", "misses", "drafts_offered", "drafts_accepted",
            "recaptures")
 MIB = 1 << 20
 
@@ -256,13 +258,139 @@ def part_faults(args, checks):
     checks.claim(len(report["tokens"]) == 8, "nothing was written beside another program")
 
 
+def card_numbers(what):
+    done = subprocess.run(["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader,nounits"], capture_output=True, text=True)
+    return int(done.stdout.split()[0])
+
+
+def write_requests(path, lengths, output_tokens):
+    held = np.fromfile(HELD, dtype="<u2").tolist()
+    with open(path, "w") as out:
+        for number, n in enumerate(lengths):
+            start = 131 * number
+            print(json.dumps({"prompt_tokens": held[start:start + n], "output_tokens": output_tokens}), file=out)
+
+
+def part_hog(args, checks):
+    """A program that takes the card step by step while requests run: slots go, nothing fails, and slots come back when it ends."""
+    model, reserve = shape_model(args, "35b"), 256
+    requests = os.path.join(args.scratch, "hog.jsonl")
+    write_requests(requests, [40, 512] * 90, 8)
+    replay = subprocess.Popen([args.engine, "replay", requests, "-m", model, "--vram-mib", "8192", "--ctx", "8192", "--trials", "1", "--arms", "alias",
+                               "--json"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    lines, told = [], threading.Thread(target=lambda: lines.extend((time.monotonic(), line.rstrip()) for line in replay.stderr), daemon=True)
+    told.start()
+    out = []
+    reader = threading.Thread(target=lambda: out.append(replay.stdout.read()), daemon=True)
+    reader.start()
+    # The engine stands when it takes no more.
+    last, since, deadline = -1, time.monotonic(), time.monotonic() + 120
+    while time.monotonic() - since < 3 and time.monotonic() < deadline and replay.poll() is None:
+        used = card_numbers("memory.used")
+        if used < 2000 or abs(used - last) > 64:
+            last, since = used, time.monotonic()
+        time.sleep(0.3)
+    began = time.monotonic()
+    hog = subprocess.run([sys.executable, os.path.join(HERE, "hog.py"), "--leave-mib", str(reserve + 200), "--step-mib", "256", "--steps", "8",
+                          "--every-s", "1.5", "--hold-s", "4"], capture_output=True, text=True, timeout=120)
+    replay_ended = replay.wait(timeout=300)
+    reader.join(10)
+    told.join(10)
+    steps = [json.loads(line) for line in hog.stdout.splitlines()]
+    gave = [line for _, line in lines if "slots back" in line]
+    took = [line for _, line in lines if "slots again" in line]
+    checks.row(hog_s=round(time.monotonic() - began, 1), hog=steps, gave=gave, took=took, other_lines=[line for _, line in lines if line not in gave + took][-10:])
+    checks.claim(hog.returncode == 0 and len(steps) > 8, f"the hog itself failed: {hog.stderr[-300:]}")
+    checks.claim(replay_ended == 0, f"replay ends with {replay_ended} beside a hog: {[line for _, line in lines][-3:]}")
+    checks.claim(gave, "no slots were given back")
+    checks.claim(took, "no slots were taken again")
+    if replay_ended == 0 and out:
+        report = json.loads(out[0])
+        answered = sum(1 for request in report["requests"] if request["results"])
+        checks.row(requests=len(report["requests"]), answered=answered, ended=report["ended"])
+        checks.claim(answered == 180 and report["ended"] == "done", f"{answered} of 180 requests were answered")
+
+
+def part_smallest(args, checks):
+    """The smallest budget that can be planned, found by halving, and a run in it."""
+    for shape in SHAPES:
+        model = shape_model(args, shape)
+        words = ["-m", model, "--ctx", "8192", "--prefill-head-alias"]
+
+        def plan(mib):
+            done = subprocess.run([args.engine, "plan", *words, "--vram-mib", str(mib), "--json"], capture_output=True, text=True, timeout=60)
+            return json.loads(done.stdout) if done.returncode == 0 else None
+
+        refused, fits = 256, 16384
+        while fits - refused > 1:
+            middle = (refused + fits) // 2
+            refused, fits = (refused, middle) if plan(middle) else (middle, fits)
+        planned = plan(fits)
+        with Memory() as memory:
+            report = engine(args, "run", *words, "--vram-mib", str(fits), "--alias-min-tokens", "0", "--tokens", tokens_file(args, 1024), "-n", "16", "--temp",
+                            "0", "--ignore-eos", timeout=400)
+        checks.row(shape=shape, smallest_mib=fits, planned_bytes=planned["decode"]["total_bytes"], reserve_bytes=planned["reserve_bytes"],
+                   most_mib=memory.most_mib, **{key: report[key] for key in FIGURES})
+        checks.claim(len(report["tokens"]) == 16, f"{shape}: {len(report['tokens'])} of 16 tokens in {fits} MiB")
+        checks.claim(memory.most_mib <= fits, f"{shape}: {memory.most_mib} MiB on the card, {fits} were allowed")
+        most = planned["decode"]["total_bytes"] / MIB + min(64, planned["decode"]["total_bytes"] / MIB / 20)
+        checks.claim(memory.most_mib <= most, f"{shape}: {memory.most_mib} MiB on the card, {most:.0f} planned with what is allowed beside")
+
+
+def part_reload_overlap(args, checks):
+    """How much of the head's copy is hidden behind the first window's layers: its time less what the head product waited for it."""
+    for shape in SHAPES:
+        model = shape_model(args, shape)
+        for prompt in (64, 512, 2048):
+            shares = []
+            for repetition in range(5):
+                report = engine(args, "run", "-m", model, "--vram-mib", "8192", "--ctx", "8192", "--prefill-head-alias", "--alias-min-tokens", "0", "--tokens",
+                                tokens_file(args, prompt, 97 * repetition), "-n", "2", "--temp", "0", "--ignore-eos")
+                copy, waited = report["head_reload_ms"], report["head_wait_ms"]
+                checks.claim(report["head_reloads"] == 1 and copy > 0, f"{shape}, {prompt} tokens: the head was not lent")
+                first_token_ms = report["prompt_tokens"] / report["prefill_tokens_per_s"] * 1e3
+                shares.append(1 - waited / max(copy, 1e-9))
+                checks.row(shape=shape, prompt_tokens=prompt, copy_ms=copy, waited_ms=waited, hidden=shares[-1], first_token_ms=first_token_ms)
+            hidden = float(np.median(shares))
+            checks.row(shape=shape, prompt_tokens=prompt, median_hidden=hidden)
+            checks.claim(hidden >= 0.8, f"{shape}, {prompt} tokens: {hidden:.0%} of the head's copy are hidden")
+
+
+def part_sanitizer(args, checks):
+    """compute-sanitizer's memcheck over the operations, the engine's tests and the program; says so where the tool is not there."""
+    folders = [os.path.join(root, "bin") for root in (os.environ.get("CUDA_HOME", ""), "/usr/local/cuda") if root]
+    tool = shutil.which("compute-sanitizer", path=os.pathsep.join([os.environ.get("PATH", ""), *folders]))
+    if not tool:
+        checks.row(sanitizer="not run: compute-sanitizer is neither in PATH nor in CUDA_HOME/bin nor in /usr/local/cuda/bin")
+        return
+    environment = dict(os.environ, EBBTIDE_REAL_GPU="1")
+    model = MODELS["qwen35moe"]
+    run = ["run", "-m", model, "--tokens", tokens_file(args, 96), "-n", "8", "--temp", "0", "--ignore-eos", "--ctx", "512", "--vram-mib", "1024",
+           "--prefill-head-alias", "--alias-min-tokens", "0"]
+    calls = [("run", [args.engine, *run])]
+    calls += [(name, [os.path.join(args.tests, name), "--test-threads", "1", *rest]) for name, rest in (("ops", ["cuda::"]), ("cuda_engine", ["synthetic"]))
+              if args.tests and os.path.exists(os.path.join(args.tests, name))]
+    for name, words in calls:
+        started = time.monotonic()
+        try:
+            done = subprocess.run([tool, "--tool", "memcheck", "--error-exitcode", "9", *words], capture_output=True, text=True, env=environment,
+                                  timeout=150)
+        except subprocess.TimeoutExpired:
+            checks.row(sanitizer=name, result="not finished in 150 s")
+            continue
+        text = done.stdout + done.stderr
+        summary = re.findall(r"ERROR SUMMARY: (\d+)", text)
+        checks.row(sanitizer=name, seconds=round(time.monotonic() - started, 1), exit_code=done.returncode, errors=summary, tail=text[-300:])
+        checks.claim(done.returncode == 0 and summary and all(count == "0" for count in summary), f"{name} under memcheck: {text[-800:]}")
+
+
 def main():
     ap = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     ap.add_argument("--engine", required=True)
     ap.add_argument("--tests", default="")
     ap.add_argument("--out", required=True)
     ap.add_argument("--scratch", default=tempfile.gettempdir())
-    ap.add_argument("--parts", default="tests,host,matrix,drafts,shapes,steady,faults")
+    ap.add_argument("--parts", default="tests,host,matrix,drafts,shapes,steady,faults,hog,smallest,reload_overlap,sanitizer")
     args = ap.parse_args()
     card = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"], capture_output=True,
                           text=True).stdout.strip()

@@ -31,10 +31,10 @@ fn main() -> std::process::ExitCode {
         };
         CudaBackend::open(&choice)
     };
-    ebbtide::cli::main(open_host, Some(open_card))
+    ebbtide::cli::main(open_host, Some(open_card), ebbtide::backends::survey)
 }
 
 #[cfg(not(feature = "cuda"))]
 fn main() -> std::process::ExitCode {
-    ebbtide::cli::main(open_host, None::<ebbtide::cli::commands::Opener<HostBackend>>)
+    ebbtide::cli::main(open_host, None::<ebbtide::cli::commands::Opener<HostBackend>>, ebbtide::backends::survey)
 }

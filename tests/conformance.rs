@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use capture::*;
 use device::{Rig, bytes_of, part, start};
 use ebbtide::backend::op::{KvFormat, Op};
-use ebbtide::backend::{Addr, Backend, BackendError, Copy, DeviceMemory, Direction, HostRegion, PinnedMemory, Pool};
+use ebbtide::backend::{Addr, AddrRange, Backend, BackendError, Copy, DeviceMemory, Direction, HostRegion, PinnedMemory, Pool};
 #[cfg(feature = "cuda")]
 use ebbtide::backends::cuda::{CudaBackend, DeviceChoice};
 use ebbtide::backends::host::{HostBackend, HostConfig};
@@ -57,6 +57,10 @@ macro_rules! conformance_suite {
             live_ranges_are_aligned_apart_and_stay_where_they_are,
             dropped_memory_is_refused_afterwards,
             memory_is_given_back_after_the_queued_work_that_uses_it,
+            a_reserved_range_is_backed_taken_away_and_backed_again_at_its_addresses,
+            memory_behind_reserved_addresses_goes_after_the_work_that_uses_it,
+            a_range_is_backed_in_whole_units_inside_it_and_once,
+            a_replay_reads_what_was_put_behind_its_addresses_anew,
             pinned_memory_starts_zeroed_and_keeps_what_is_written,
             pageable_memory_is_read_in_place_or_refused,
             a_registered_file_is_read_and_never_written,
@@ -310,6 +314,112 @@ fn memory_is_given_back_after_the_queued_work_that_uses_it<B: Backend>(rig: &Rig
     drop(device);
     let seen = rig.download(target.range());
     assert_eq!((&seen[..64], &seen[64..128], &seen[128..]), (&[6; 64][..], &[7; 64][..], &file.as_slice()[..64]));
+}
+
+/// A reserved range of four units, where the device has such.
+fn reserved<B: Backend>(rig: &Rig<B>) -> Option<(B::Reserved, Bytes)> {
+    let unit = rig.backend.capabilities().backing_unit;
+    match rig.backend.reserve(unit * 4) {
+        Ok(reserved) => {
+            assert!(rig.backend.capabilities().virtual_memory && reserved.range().bytes == unit * 4);
+            Some((reserved, unit))
+        }
+        Err(error) => {
+            assert!(!rig.backend.capabilities().virtual_memory && matches!(error, BackendError::Unsupported { .. }), "{error}");
+            None
+        }
+    }
+}
+
+/// The last `units` units of a range.
+fn end_of(reserved: &impl DeviceMemory, unit: Bytes, units: u64) -> AddrRange {
+    let bytes = unit * units;
+    AddrRange { start: Addr(reserved.range().end().0 - bytes.0), bytes }
+}
+
+fn a_reserved_range_is_backed_taken_away_and_backed_again_at_its_addresses<B: Backend>(rig: &Rig<B>) {
+    let Some((reserved, unit)) = reserved(rig) else { return };
+    let free = || rig.backend.memory_info().expect("a reading").free;
+    let before = free();
+    for units in [4, 1, 3] {
+        let part = end_of(&reserved, unit, units);
+        let refused = rig.backend.fill(&rig.stream, part, 1);
+        assert!(matches!(refused, Err(BackendError::BadAddress { .. })), "nothing lies there: {refused:?}");
+        let memory = rig.backend.back(&reserved, part, "a test").expect("memory");
+        assert_eq!(memory.range(), part);
+        let during = free();
+        rig.put(part.start, &[7; 100]);
+        assert_eq!(rig.download(AddrRange { bytes: Bytes(100), ..part }), [7; 100]);
+        drop(memory);
+        if let (Some(before), Some(during), Some(after)) = (before, during, free()) {
+            assert!(during + part.bytes <= before, "{during} free of {before} with {} behind the range", part.bytes);
+            assert!(after >= during + part.bytes, "{after} free of {before} once they are taken away");
+        }
+    }
+    // A buffer goes on though the range itself is given up.
+    let part = end_of(&reserved, unit, 2);
+    let memory = rig.backend.back(&reserved, part, "a test").expect("memory");
+    drop(reserved);
+    rig.put(part.start, &[8; 100]);
+    assert_eq!(rig.download(AddrRange { bytes: Bytes(100), ..memory.range() }), [8; 100]);
+}
+
+fn memory_behind_reserved_addresses_goes_after_the_work_that_uses_it<B: Backend>(rig: &Rig<B>) {
+    let Some((reserved, unit)) = reserved(rig) else { return };
+    let target = rig.upload(&[0; 64]);
+    let memory = rig.backend.back(&reserved, end_of(&reserved, unit, 1), "a test").expect("memory");
+    rig.put(start(&memory), &[6; 64]);
+    let copy = Copy { dst: start(&target), src: start(&memory), bytes: Bytes(64), direction: Direction::OnDevice };
+    rig.backend.copy(&rig.stream, copy).expect("queued");
+    drop(memory);
+    assert_eq!(rig.download(target.range()), [6; 64]);
+}
+
+fn a_range_is_backed_in_whole_units_inside_it_and_once<B: Backend>(rig: &Rig<B>) {
+    let Some((reserved, unit)) = reserved(rig) else { return };
+    let range = reserved.range();
+    let part = |offset: u64, bytes: Bytes| AddrRange { start: Addr(range.start.0 + offset), bytes };
+    let bad = [part(0, Bytes::ZERO), part(1, unit), part(0, Bytes(unit.0 - 1)), part(unit.0, unit * 4), part(unit.0 * 4, unit)];
+    let before = AddrRange { start: Addr(range.start.0 - unit.0), bytes: unit * 2 };
+    for part in bad.into_iter().chain([before]) {
+        let refused = rig.backend.back(&reserved, part, "a test").err();
+        assert!(matches!(refused, Some(BackendError::BadAddress { .. })), "{part:?}: {refused:?}");
+    }
+    let middle = rig.backend.back(&reserved, part(unit.0, unit * 2), "a test").expect("memory");
+    for part in [middle.range(), range, part(0, unit * 2), part(unit.0 * 2, unit * 2)] {
+        let refused = rig.backend.back(&reserved, part, "a test").err();
+        assert!(matches!(refused, Some(BackendError::Overlap { .. })), "{part:?}: {refused:?}");
+    }
+    let beside = [part(0, unit), part(unit.0 * 3, unit)].map(|part| rig.backend.back(&reserved, part, "a test").expect("memory beside it"));
+    rig.put(start(&middle), &[5; 64]);
+    drop(beside);
+    assert_eq!(rig.download(AddrRange { bytes: Bytes(64), ..middle.range() }), [5; 64]);
+    rig.backend.begin_capture(&rig.stream).expect("idle");
+    let refused = rig.backend.back(&reserved, part(0, unit), "a test").err();
+    assert!(matches!(refused, Some(BackendError::OutOfOrder { .. })), "{refused:?}");
+    assert!(out_of_order(rig.backend.reserve(unit)));
+    rig.backend.end_capture(&rig.stream).expect("neither call ruined the capture");
+}
+
+/// What the head of a slab that is made smaller rests on.
+fn a_replay_reads_what_was_put_behind_its_addresses_anew<B: Backend>(rig: &Rig<B>) {
+    let Some((reserved, unit)) = reserved(rig) else { return };
+    if !rig.backend.capabilities().graph_capture {
+        return;
+    }
+    let target = rig.upload(&[0; 64]);
+    let memory = rig.backend.back(&reserved, reserved.range(), "a test").expect("memory");
+    let source = AddrRange { start: end_of(&reserved, unit, 1).start, bytes: Bytes(64) };
+    rig.put(source.start, &[1; 64]);
+    rig.backend.begin_capture(&rig.stream).expect("idle");
+    let copy = Copy { dst: start(&target), src: source.start, bytes: Bytes(64), direction: Direction::OnDevice };
+    rig.backend.copy(&rig.stream, copy).expect("recorded");
+    let graph = rig.backend.end_capture(&rig.stream).expect("a graph");
+    drop(memory);
+    let _smaller = rig.backend.back(&reserved, end_of(&reserved, unit, 2), "a test").expect("memory");
+    rig.put(source.start, &[2; 64]);
+    rig.backend.replay(&rig.stream, &graph).expect("queued");
+    assert_eq!(rig.download(target.range()), [2; 64]);
 }
 
 fn pinned_memory_starts_zeroed_and_keeps_what_is_written<B: Backend>(rig: &Rig<B>) {

@@ -137,7 +137,8 @@ fn where_pieces_are_not_enough_the_slab_is_made_anew_and_where_nothing_is_that_i
         assert_eq!(outcome.tokens, expected);
         assert!((plan.slots - outcome.slots).abs_diff(plan.slots / 3) <= 2, "{} of {}", outcome.slots, plan.slots);
         assert!(watched.free() >= RESERVE, "{}", watched.free());
-        assert!(outcome.recaptures >= 1, "the head has moved");
+        let moves = settings.head_alias_mode == HeadAliasMode::Realloc;
+        assert_eq!(outcome.recaptures >= 1, moves, "a head in the slab stays where it is");
         assert!(only(&watched.engine.take_notices()).ends_with(&format!("gave {} slots back", plan.slots - outcome.slots)));
         assert_eq!((watched.run().tokens, watched.engine.take_notices().len()), (expected.clone(), 0));
 

@@ -4,10 +4,9 @@
 
 mod common;
 
-use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use common::engine::{engine, greedy, run, settings, synthetic_model, tokens};
+use common::engine::{engine, greedy, run, run_until, settings, synthetic_model, tokens};
 use ebbtide::engine::timelines::Place;
 use ebbtide::engine::{Engine, Finish, Outcome};
 use ebbtide::model::Model;
@@ -106,13 +105,8 @@ fn random_edits_of_a_long_prompt_change_no_token() {
                 places.push(outcome.place);
             }
             4 => {
-                let stop_after = number % 4;
-                let mut n_events = 0;
-                let outcome = reusing.generate(&greedy(&prompt, 6), &mut |_| {
-                    n_events += 1;
-                    if n_events > stop_after { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-                });
-                n_cancelled += usize::from(outcome.expect("cancelling is no error").finish == Finish::Cancelled);
+                let outcome = run_until(&mut reusing, &greedy(&prompt, 6), number % 4);
+                n_cancelled += usize::from(outcome.finish == Finish::Cancelled);
             }
             _ => {}
         }

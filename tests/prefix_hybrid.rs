@@ -7,7 +7,7 @@ mod common;
 use std::ops::ControlFlow;
 use std::sync::{Arc, LazyLock};
 
-use common::engine::{all_logits, device, engine, greedy, hybrid_bard, run, settings, synthetic_model, tokens};
+use common::engine::{all_logits, device, engine, greedy, hybrid_bard, run, run_until, settings, synthetic_model, tokens};
 use ebbtide::backends::host::{Faults, HostBackend};
 use ebbtide::engine::timelines::Place;
 use ebbtide::engine::{Engine, Event, Finish, Outcome, Request};
@@ -237,13 +237,8 @@ fn random_edits_of_a_long_prompt_change_no_token_whatever_the_budget() {
                 // A small request beside the long one.
                 3 => places.push(pair.same(&tokens(seed, 20 + number % 600, N_VOCAB), 6).place),
                 4 => {
-                    let stop_after = number % 30;
-                    let mut n_events = 0;
-                    let outcome = pair.reusing.generate(&greedy(&prompt, 6), &mut |_| {
-                        n_events += 1;
-                        if n_events > stop_after { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-                    });
-                    n_cancelled += usize::from(outcome.expect("cancelling is no error").finish == Finish::Cancelled);
+                    let outcome = run_until(&mut pair.reusing, &greedy(&prompt, 6), number % 30);
+                    n_cancelled += usize::from(outcome.finish == Finish::Cancelled);
                 }
                 _ => {}
             }
@@ -270,15 +265,10 @@ fn a_block_that_is_stopped_leaves_the_state_that_it_began_with() {
     let first = tokens(1, 700, N_VOCAB);
     pair.same(&first, 4);
     let mut blocks = 0;
-    for stop_at in 0..20 {
+    for stop_at in 0..20_u8 {
         // Another short turn behind the same copy of the state, stopped while it is read.
-        let turn = [&first[..650], &tokens(stop_at, 9, N_VOCAB)].concat();
-        let mut n_events = 0;
-        let stopped = pair.reusing.generate(&greedy(&turn, 4), &mut |_| {
-            n_events += 1;
-            if n_events > stop_at { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-        });
-        let stopped = stopped.expect("stopping is no error");
+        let turn = [&first[..650], &tokens(stop_at.into(), 9, N_VOCAB)].concat();
+        let stopped = run_until(&mut pair.reusing, &greedy(&turn, 4), stop_at.into());
         assert_eq!(stopped.reused_tokens, 640);
         if !stopped.tokens.is_empty() {
             break;

@@ -164,6 +164,29 @@ fn alias_and_automatic_read_a_long_prompt_as_fast_as_the_model_of_performance_sa
 }
 
 #[test]
+fn what_the_first_head_product_waits_for_is_the_rest_of_the_reload() {
+    // All experts on the card, so that the first window's layers take no part of the link.
+    let roomy = card(Bytes::mib(24_576));
+    let forced = EngineSettings { head_alias: true, alias_min_tokens: AliasThreshold::Tokens(0), ..roomy.clone() };
+    let head = QWEN_30B.weights.head.bytes;
+    for (link_bytes_per_s, is_hidden) in [(52e9, true), (2e9, false)] {
+        let profile = ClockProfile { link_bytes_per_s, ..ClockProfile::H200 };
+        let phases = DryRig::new(&QWEN_30B, profile, &forced).run(600, 3).outcome.phases;
+        let copy_ms = head.as_mib() * 1_048_576.0 / link_bytes_per_s * 1e3;
+        assert!(phases.head_reloads == 1 && near(phases.head_reload_ms, copy_ms, 0.02), "{phases:?}, {copy_ms} ms expected");
+        if is_hidden {
+            assert!(phases.head_wait_ms < 0.5 * phases.head_reload_ms, "{phases:?}");
+        } else {
+            // The layers of one token take about as long as writing one does, 4 ms.
+            let hidden_ms = phases.head_reload_ms - phases.head_wait_ms;
+            assert!((2.0..8.0).contains(&hidden_ms), "{phases:?}");
+        }
+    }
+    let kept = DryRig::new(&QWEN_30B, ClockProfile::H200, &roomy).run(600, 3).outcome.phases;
+    assert_eq!((kept.head_reload_ms, kept.head_wait_ms), (0.0, 0.0));
+}
+
+#[test]
 fn skewed_routes_make_hits_and_a_seed_makes_the_same_run_again() {
     let run = |dry: DryRun| {
         let mut rig = DryRig::open(&QWEN_30B, ClockProfile::LAPTOP_8GB, &card(Bytes::mib(8192)), Some(dry));

@@ -45,7 +45,8 @@ fn uuid(text: &str) -> Option<[u8; 16]> {
     Some(uuid)
 }
 
-fn uuid_in_words(uuid: &[u8; 16]) -> String {
+/// A unique number as `nvidia-smi -L` prints it.
+pub(super) fn uuid_in_words(uuid: &[u8; 16]) -> String {
     let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
     format!("GPU-{}-{}-{}-{}-{}", hex(&uuid[..4]), hex(&uuid[4..6]), hex(&uuid[6..8]), hex(&uuid[8..10]), hex(&uuid[10..]))
 }

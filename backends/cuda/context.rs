@@ -12,12 +12,15 @@ use cudarc::driver::sys::{self, CUcontext, CUdevice, CUdeviceptr, CUgraphExec, C
 use super::driver::{DriverError, call};
 use super::live::LiveRanges;
 use super::memory::HostOwner;
+use super::virtual_memory::Mapped;
 use crate::backend::{BackendError, Result};
 
 /// Something of the driver's that nobody uses any more.
 pub enum Spent {
     /// Device memory.
     Device(CUdeviceptr),
+    /// Device memory behind reserved addresses.
+    Mapped(Mapped),
     /// Page-locked memory of the driver's.
     Pinned(*mut c_void),
     /// Page-locked memory of somebody else, who must outlive the lock.
@@ -205,6 +208,7 @@ impl Context {
             unsafe {
                 match &spent {
                     Spent::Device(address) => call!(cuMemFree_v2(*address)),
+                    Spent::Mapped(mapped) => mapped.take_away(),
                     Spent::Pinned(pointer) => call!(cuMemFreeHost(*pointer)),
                     Spent::Registered(pointer, _owner) => call!(cuMemHostUnregister(*pointer)),
                     Spent::Pageable(_owner) => Ok(()),

@@ -10,7 +10,9 @@ use super::driver::{self, DriverError, DriverUnavailable, ListedDevice};
 use super::graph::{CudaEvent, CudaGraph, CudaStream};
 use super::kernels::Kernels;
 use super::memory::{self, CudaBuffer, CudaPinned, CudaRegistered};
+use super::os_budget::os_budget;
 use super::scratch::Scratch;
+use super::virtual_memory::{self, CudaReserved};
 use super::{BACKEND, GRAPH_NODE_BYTES, launch};
 use crate::backend::{AddrRange, Backend, BackendError, Capabilities, Copy, HostRegion, MemoryInfo, Op, Result};
 use crate::units::Bytes;
@@ -47,15 +49,16 @@ fn local_memory(device: &ListedDevice, kernels: &Kernels) -> std::result::Result
 fn capabilities(device: &ListedDevice, kernels: &Kernels, used: Bytes) -> std::result::Result<Capabilities, DriverError> {
     let engines = driver::attribute(device.handle, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT)?;
     let pageable = driver::attribute(device.handle, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS)?;
+    let backing_unit = virtual_memory::backing_unit(device.handle);
     Ok(Capabilities {
         backend: BACKEND,
         device: device.name.clone(),
-        // The driver could; the contract has no call for it yet.
-        virtual_memory: false,
+        virtual_memory: backing_unit.is_some(),
+        backing_unit: backing_unit.unwrap_or(Bytes(1)),
         borrow_spill: true,
         halves_max: Some(UNPACKED_MAX),
         graph_capture: true,
-        os_budget: false,
+        os_budget: os_budget(device.handle).is_some(),
         integrated: device.integrated,
         reads_pageable_memory: pageable != 0,
         max_allocation_bytes: Bytes::from(driver::total_memory(device.handle)?),
@@ -99,6 +102,7 @@ impl CudaBackend {
 
 impl Backend for CudaBackend {
     type Buffer = CudaBuffer;
+    type Reserved = CudaReserved;
     type Pinned = CudaPinned;
     type Registered = CudaRegistered;
     type Stream = CudaStream;
@@ -115,6 +119,14 @@ impl Backend for CudaBackend {
 
     fn malloc(&self, bytes: Bytes, purpose: &str) -> Result<CudaBuffer> {
         CudaBuffer::new(&self.context, bytes, purpose)
+    }
+
+    fn reserve(&self, bytes: Bytes) -> Result<CudaReserved> {
+        CudaReserved::new(&self.context, bytes)
+    }
+
+    fn back(&self, reserved: &CudaReserved, part: AddrRange, purpose: &str) -> Result<CudaBuffer> {
+        reserved.back(part, purpose)
     }
 
     fn alloc_pinned(&self, bytes: Bytes, purpose: &str) -> Result<CudaPinned> {

@@ -132,11 +132,21 @@ macro_rules! call {
 }
 pub(super) use call;
 
-/// Loads and starts the driver; later calls are cheap.
+/// The version of the driver's interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Version(c_int);
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.0 / 1000, self.0 % 1000 / 10)
+    }
+}
+
+/// Loads and starts the driver and tells its version; later calls are cheap.
 ///
 /// # Errors
 /// [`DriverUnavailable`].
-pub fn start() -> Result<(), DriverUnavailable> {
+pub fn start() -> Result<Version, DriverUnavailable> {
     // SAFETY: loads NVIDIA's driver by its own names and nothing else; its initialisers may run in any process.
     if !unsafe { sys::is_culib_present() } {
         return Err(DriverUnavailable::Absent);
@@ -148,7 +158,34 @@ pub fn start() -> Result<(), DriverUnavailable> {
         return Err(DriverUnavailable::TooOld { version });
     }
     // SAFETY: the library is there; 0 is the only value that the call takes.
-    Ok(unsafe { call!(cuInit(0)) }?)
+    unsafe { call!(cuInit(0)) }?;
+    Ok(Version(version))
+}
+
+/// The version of a card's instruction set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ComputeCapability {
+    /// Before the point.
+    pub major: c_int,
+    /// Behind it.
+    pub minor: c_int,
+}
+
+impl fmt::Display for ComputeCapability {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
+}
+
+/// The version of a device's instruction set.
+///
+/// # Errors
+/// The driver's.
+pub fn compute_capability(device: CUdevice) -> Result<ComputeCapability, DriverError> {
+    Ok(ComputeCapability {
+        major: attribute(device, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+        minor: attribute(device, CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+    })
 }
 
 /// A device as the driver lists it.

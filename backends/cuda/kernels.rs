@@ -16,7 +16,7 @@ use cudarc::driver::sys::{self, CUfunction, CUfunction_attribute, CUmodule, CUre
 use super::BACKEND;
 use super::args::Args;
 use super::context::Context;
-use super::driver::{DriverError, call};
+use super::driver::{self, DriverError, call};
 use super::graph::CudaStream;
 use crate::backend::{BackendError, Result};
 use crate::quant::QuantType;
@@ -151,6 +151,22 @@ fn image(named: Option<&OsStr>) -> std::result::Result<Cow<'static, [u8]>, Strin
     Ok(Cow::Borrowed(&EMBEDDED.0))
 }
 
+/// Says that the image holds nothing for the card, with both architectures.
+fn not_for_this_card(context: &Context, error: DriverError) -> String {
+    let (of_card, wanted) = match driver::compute_capability(context.device()) {
+        Ok(version) => (format!("of compute capability {version}"), format!("{}{}", version.major, version.minor)),
+        Err(_) => ("or driver".to_owned(), "the card's".to_owned()),
+    };
+    let built = match option_env!("EBBTIDE_BUILT_ARCHS") {
+        Some(archs) if std::env::var_os(IMAGE_VARIABLE).is_none() => format!(", but for {archs}"),
+        _ => String::new(),
+    };
+    format!(
+        "the kernels were not built for this card {of_card}{built} ({error}): build with EBBTIDE_CUDA_ARCHS={wanted}, and where the driver \
+         is older than the compiler, update NVIDIA's driver"
+    )
+}
+
 impl Kernels {
     /// Loads the image and finds its kernels; the context is current.
     ///
@@ -162,9 +178,7 @@ impl Kernels {
         // SAFETY: the context is current; `module` is a place for one handle; the driver takes the image's own word for its length, which
         // whoever built or named the image answers for.
         unsafe { call!(cuModuleLoadData(&raw mut module, image.as_ptr().cast())) }.map_err(|error| match error.code {
-            CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU | CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION => {
-                format!("the kernels were not built for this card or driver ({error}): build with EBBTIDE_CUDA_ARCHS naming the card's")
-            }
+            CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU | CUresult::CUDA_ERROR_UNSUPPORTED_PTX_VERSION => not_for_this_card(context, error),
             _ => format!("the kernels cannot be loaded: {error}"),
         })?;
         let mut kernels = Self { context: Rc::clone(context), module, functions: HashMap::new() };

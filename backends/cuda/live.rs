@@ -48,6 +48,11 @@ impl LiveRanges {
         }
     }
 
+    /// Whether any live range has a byte of `range`.
+    pub fn any_in(&self, range: AddrRange) -> bool {
+        self.ranges.range(..range.end().0).next_back().is_some_and(|(start, live)| start + live.bytes > range.start.0)
+    }
+
     /// Refuses a range that does not lie inside a live one, or may not be accessed so.
     ///
     /// # Errors

@@ -15,6 +15,8 @@ use super::context::{Context, Spent};
 use super::driver::{DriverError, attribute, call};
 use super::live::Access;
 use super::mapping::{Mapping, mapping_of};
+use super::os_budget::os_budget;
+use super::virtual_memory::Mapped;
 use crate::backend::{Addr, AddrRange, BackendError, DeviceMemory, HostRegion, MemoryInfo, PinnedMemory, Pool, Result};
 use crate::units::Bytes;
 
@@ -28,11 +30,17 @@ pub fn memory_info(context: &Context) -> Result<MemoryInfo> {
     let (mut free, mut total) = (0, 0);
     // SAFETY: the context is current; both are places for one number.
     context.told(unsafe { call!(cuMemGetInfo_v2(&raw mut free, &raw mut total)) })?;
-    Ok(MemoryInfo { free: Some(Bytes::from(free)), total: Bytes::from(total), os_budget: None })
+    Ok(MemoryInfo { free: Some(Bytes::from(free)), total: Bytes::from(total), os_budget: os_budget(context.device()) })
 }
 
 /// The answer to a request for memory; where there is none, the error tells how much is free, or 0 where the driver does not say.
-fn allocated(context: &Context, pool: Pool, requested: Bytes, purpose: &str, answer: std::result::Result<(), DriverError>) -> Result<()> {
+pub(super) fn allocated(
+    context: &Context,
+    pool: Pool,
+    requested: Bytes,
+    purpose: &str,
+    answer: std::result::Result<(), DriverError>,
+) -> Result<()> {
     match answer {
         Err(DriverError { code: CUresult::CUDA_ERROR_OUT_OF_MEMORY, .. }) => Err(out_of_memory(context, pool, requested, purpose)),
         answer => context.told(answer),
@@ -52,6 +60,8 @@ pub fn out_of_memory(context: &Context, pool: Pool, requested: Bytes, purpose: &
 pub struct CudaBuffer {
     context: Rc<Context>,
     range: AddrRange,
+    /// What lies behind reserved addresses; `None` for an allocation with addresses of its own, and once it is given back.
+    mapped: Option<Mapped>,
 }
 
 impl CudaBuffer {
@@ -71,7 +81,13 @@ impl CudaBuffer {
         allocated(context, Pool::Device, bytes, purpose, answer)?;
         let range = AddrRange { start: Addr(address), bytes };
         context.live().enter(range, Access::Write);
-        Ok(Self { context: Rc::clone(context), range })
+        Ok(Self { context: Rc::clone(context), range, mapped: None })
+    }
+
+    /// Memory that was put behind reserved addresses.
+    pub(super) fn behind(context: &Rc<Context>, range: AddrRange, mapped: Mapped) -> Self {
+        context.live().enter(range, Access::Write);
+        Self { context: Rc::clone(context), range, mapped: Some(mapped) }
     }
 }
 
@@ -84,7 +100,7 @@ impl DeviceMemory for CudaBuffer {
 impl Drop for CudaBuffer {
     fn drop(&mut self) {
         self.context.live().strike(self.range);
-        self.context.give_back(Spent::Device(self.range.start.0));
+        self.context.give_back(self.mapped.take().map_or(Spent::Device(self.range.start.0), Spent::Mapped));
     }
 }
 

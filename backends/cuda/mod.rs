@@ -20,8 +20,12 @@ mod launch;
 mod live;
 mod mapping;
 mod memory;
+mod nvml;
 mod operands;
+mod os_budget;
 mod scratch;
+mod survey;
+mod virtual_memory;
 mod windows;
 
 pub use choice::DeviceChoice;
@@ -29,6 +33,8 @@ pub use device::CudaBackend;
 pub use graph::{CudaEvent, CudaGraph, CudaStream};
 pub use kernels::IMAGE_VARIABLE;
 pub use memory::{CudaBuffer, CudaPinned, CudaRegistered};
+pub use survey::survey;
+pub use virtual_memory::CudaReserved;
 
 use crate::units::Bytes;
 

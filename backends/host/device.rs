@@ -28,13 +28,15 @@ pub struct HostConfig {
     pub clock: Option<ClockProfile>,
     /// Charge time and compute nothing.
     pub dry: Option<DryRun>,
+    /// Address ranges can be reserved and backed separately.
+    pub virtual_memory: bool,
 }
 
 impl HostConfig {
     /// A device of `total` bytes with `threads` threads that computes and keeps no virtual time.
     #[must_use]
     pub const fn new(total: Bytes, threads: usize) -> Self {
-        Self { total, threads, simd: None, clock: None, dry: None }
+        Self { total, threads, simd: None, clock: None, dry: None, virtual_memory: true }
     }
 }
 
@@ -60,7 +62,11 @@ impl HostBackend {
         let machine = Machine::new(memory, launcher, config.clock.map(Clock::new));
         // Copies run beside operations on a modelled device only: the processor itself does one after the other.
         let copy_engines = u32::from(config.clock.is_some());
-        Ok(Self { machine: Rc::new(RefCell::new(machine)), capabilities: capabilities(config.total, device, copy_engines) })
+        let mut capabilities = capabilities(config.total, device, copy_engines);
+        if !config.virtual_memory {
+            (capabilities.virtual_memory, capabilities.backing_unit) = (false, Bytes(1));
+        }
+        Ok(Self { machine: Rc::new(RefCell::new(machine)), capabilities })
     }
 
     /// The faults to inject, to be set by a test.
@@ -159,6 +165,26 @@ impl Drop for HostMemory {
     }
 }
 
+/// Kept addresses of the simulated device.
+pub struct HostReserved {
+    machine: Rc<RefCell<Machine>>,
+    range: AddrRange,
+}
+
+impl DeviceMemory for HostReserved {
+    fn range(&self) -> AddrRange {
+        self.range
+    }
+}
+
+impl Drop for HostReserved {
+    fn drop(&mut self) {
+        if let Ok(mut machine) = self.machine.try_borrow_mut() {
+            machine.memory.unreserve(self.range.start);
+        }
+    }
+}
+
 /// A queue of work.
 pub struct HostStream(pub(super) StreamId);
 
@@ -188,6 +214,7 @@ impl Drop for HostGraph {
 
 impl Backend for HostBackend {
     type Buffer = HostMemory;
+    type Reserved = HostReserved;
     type Pinned = HostMemory;
     type Registered = HostMemory;
     type Stream = HostStream;
@@ -230,6 +257,37 @@ impl Backend for HostBackend {
         }
         let reuse = machine.faults.reuses_address();
         machine.memory.allocate_device(bytes, purpose, reuse).map(|range| self.memory(range))
+    }
+
+    fn reserve(&self, bytes: Bytes) -> Result<HostReserved> {
+        if !self.capabilities.virtual_memory {
+            return Err(BackendError::Unsupported { backend: "host", what: "virtual memory (switched off)".to_owned() });
+        }
+        let mut machine = self.machine.borrow_mut();
+        machine.check_alive()?;
+        machine.refuse_while_recording("reserve")?;
+        if machine.faults.reserves_fail {
+            return Err(BackendError::Driver { call: "reserve", answer: "an injected fault".to_owned() });
+        }
+        let range = machine.memory.reserve(bytes);
+        Ok(HostReserved { machine: Rc::clone(&self.machine), range })
+    }
+
+    fn back(&self, reserved: &HostReserved, part: AddrRange, purpose: &str) -> Result<HostMemory> {
+        let mut machine = self.machine.borrow_mut();
+        machine.check_alive()?;
+        machine.refuse_while_recording("back")?;
+        if part.start < reserved.range.start || part.end() > reserved.range.end() {
+            return Err(BackendError::BadAddress { what: "back", addr: part.start, bytes: part.bytes });
+        }
+        if machine.faults.backings_fail {
+            return Err(BackendError::Driver { call: "back", answer: "an injected fault".to_owned() });
+        }
+        let free = machine.free();
+        if machine.faults.refuses(part.bytes, purpose) || part.bytes > free {
+            return Err(BackendError::OutOfMemory { pool: Pool::Device, purpose: purpose.to_owned(), requested: part.bytes, free });
+        }
+        machine.memory.back(part, purpose).map(|range| self.memory(range))
     }
 
     fn alloc_pinned(&self, bytes: Bytes, purpose: &str) -> Result<HostMemory> {

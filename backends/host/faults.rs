@@ -23,6 +23,10 @@ pub struct Faults {
     pub mallocs_until_failure: Option<u64>,
     /// Device allocations of more than this fail although more is free, as where the system limits what may be committed.
     pub mallocs_fail_above: Option<Bytes>,
+    /// Addresses cannot be reserved.
+    pub reserves_fail: bool,
+    /// Memory cannot be put behind reserved addresses, for a reason that is no lack of it.
+    pub backings_fail: bool,
     /// The next `.1` device allocations for this purpose fail.
     pub refused_purpose: Option<(&'static str, u32)>,
     /// A device allocation of the size of one that was freed gets its address again, as drivers often do. Where this is off, no address

@@ -408,7 +408,8 @@ pub fn capabilities(total: Bytes, device: String, copy_engines: u32) -> Capabili
     Capabilities {
         backend: "host",
         device,
-        virtual_memory: false,
+        virtual_memory: true,
+        backing_unit: super::memory::BACKING_UNIT,
         borrow_spill: true,
         halves_max: None,
         context_bytes: Bytes::ZERO,

@@ -18,6 +18,8 @@ pub const POISON: u8 = 0xFF;
 
 /// Alignment of device allocations and of their addresses.
 const ALIGN: usize = 256;
+/// What reserved ranges are backed in multiples of.
+pub const BACKING_UNIT: Bytes = Bytes(ALIGN as u64);
 /// Addresses left unused behind an allocation, so that an overrun meets no neighbour.
 const GUARD: u64 = 1 << 16;
 
@@ -76,6 +78,8 @@ struct Registered {
 struct Allocation {
     bytes: u64,
     storage: Storage,
+    /// Lies in a reserved range, whose addresses nobody else gets.
+    in_reserve: bool,
 }
 
 /// Where an operand lies. Registered host memory counts as `Host`, so do pinned buffers: reading them crosses the link.
@@ -90,6 +94,8 @@ pub enum Place {
 /// All live allocations of one device.
 pub struct MemoryTable {
     allocations: BTreeMap<u64, Allocation>,
+    /// Start and length of ranges whose addresses are kept.
+    reserved: BTreeMap<u64, u64>,
     next_address: u64,
     /// Start and length of device allocations that are no more.
     freed: Vec<(u64, u64)>,
@@ -107,6 +113,7 @@ impl MemoryTable {
     pub fn new(total: Bytes) -> Self {
         Self {
             allocations: BTreeMap::new(),
+            reserved: BTreeMap::new(),
             next_address: 1 << 32,
             freed: Vec::new(),
             touched: BTreeMap::new(),
@@ -158,11 +165,56 @@ impl MemoryTable {
         Some(self.freed.swap_remove(at).0)
     }
 
-    fn insert(&mut self, bytes: Bytes, storage: Storage) -> AddrRange {
+    fn fresh_addresses(&mut self, bytes: Bytes) -> u64 {
         let start = self.next_address;
         self.next_address += bytes.align_up(ALIGN as u64).0 + GUARD;
-        self.allocations.insert(start, Allocation { bytes: bytes.0, storage });
+        start
+    }
+
+    fn insert(&mut self, bytes: Bytes, storage: Storage) -> AddrRange {
+        let start = self.fresh_addresses(bytes);
+        self.allocations.insert(start, Allocation { bytes: bytes.0, storage, in_reserve: false });
         AddrRange { start: Addr(start), bytes }
+    }
+
+    /// Keeps addresses for [`MemoryTable::back`].
+    pub fn reserve(&mut self, bytes: Bytes) -> AddrRange {
+        let bytes = bytes.align_up(BACKING_UNIT.0);
+        let start = self.fresh_addresses(bytes);
+        self.reserved.insert(start, bytes.0);
+        AddrRange { start: Addr(start), bytes }
+    }
+
+    /// Gives kept addresses up; no others get them.
+    pub fn unreserve(&mut self, start: Addr) {
+        self.reserved.remove(&start.0);
+    }
+
+    /// Allocates at addresses that are kept.
+    pub fn back(&mut self, part: AddrRange, purpose: &str) -> Result<AddrRange> {
+        let whole = part.bytes > Bytes::ZERO && [part.start.0, part.bytes.0].iter().all(|edge| edge.is_multiple_of(BACKING_UNIT.0));
+        let kept =
+            self.reserved.range(..=part.start.0).next_back().map(|(&start, &bytes)| AddrRange { start: Addr(start), bytes: Bytes(bytes) });
+        if !whole || kept.is_none_or(|kept| part.end() > kept.end()) {
+            return Err(BackendError::BadAddress { what: "back", addr: part.start, bytes: part.bytes });
+        }
+        let before = self.allocations.range(..part.end().0).next_back();
+        if before.is_some_and(|(&start, allocation)| start + allocation.bytes > part.start.0) {
+            return Err(BackendError::Overlap { what: "back", addr: part.start });
+        }
+        let block = self.charged_block(part.bytes, purpose)?;
+        self.allocations.insert(part.start.0, Allocation { bytes: part.bytes.0, storage: Storage::Device(block), in_reserve: true });
+        self.poison(part)?;
+        Ok(part)
+    }
+
+    /// RAM for device memory, charged to the budget.
+    fn charged_block(&mut self, bytes: Bytes, purpose: &str) -> Result<Block> {
+        self.charge(bytes, purpose)?;
+        self.block(bytes).ok_or_else(|| {
+            self.discharge(bytes);
+            BackendError::OutOfMemory { pool: Pool::Device, purpose: purpose.to_owned(), requested: bytes, free: Bytes::ZERO }
+        })
     }
 
     /// Charges `bytes` to the budget without giving an address, e.g. for a captured graph.
@@ -183,14 +235,10 @@ impl MemoryTable {
 
     /// Allocates at a fresh address; with `reuse` at that of a freed allocation of the same size, where there is one.
     pub fn allocate_device(&mut self, bytes: Bytes, purpose: &str, reuse: bool) -> Result<AddrRange> {
-        self.charge(bytes, purpose)?;
-        let Some(block) = self.block(bytes) else {
-            self.discharge(bytes);
-            return Err(BackendError::OutOfMemory { pool: Pool::Device, purpose: purpose.to_owned(), requested: bytes, free: Bytes::ZERO });
-        };
+        let block = self.charged_block(bytes, purpose)?;
         let range = match reuse.then(|| self.freed_address(bytes)).flatten() {
             Some(start) => {
-                self.allocations.insert(start, Allocation { bytes: bytes.0, storage: Storage::Device(block) });
+                self.allocations.insert(start, Allocation { bytes: bytes.0, storage: Storage::Device(block), in_reserve: false });
                 AddrRange { start: Addr(start), bytes }
             }
             None => self.insert(bytes, Storage::Device(block)),
@@ -217,12 +265,14 @@ impl MemoryTable {
     /// Frees an allocation of any kind; device memory is poisoned first.
     pub fn release(&mut self, start: Addr) {
         let Some(allocation) = self.allocations.get(&start.0) else { return };
-        let bytes = Bytes(allocation.bytes);
+        let (bytes, in_reserve) = (Bytes(allocation.bytes), allocation.in_reserve);
         if matches!(allocation.storage, Storage::Device(_)) {
             let poisoned = self.poison(AddrRange { start, bytes });
             debug_assert!(poisoned.is_ok(), "a live device allocation can be written");
             self.discharge(bytes);
-            self.freed.push((start.0, bytes.0));
+            if !in_reserve {
+                self.freed.push((start.0, bytes.0));
+            }
             self.touched.remove(&start.0);
         }
         self.allocations.remove(&start.0);

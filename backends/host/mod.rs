@@ -21,7 +21,7 @@ mod operands;
 pub mod pool;
 
 pub use clock::{BusySeconds, Clock, ClockProfile, Cost};
-pub use device::{HostBackend, HostConfig, HostEvent, HostGraph, HostMemory, HostStream};
+pub use device::{HostBackend, HostConfig, HostEvent, HostGraph, HostMemory, HostReserved, HostStream};
 pub use dry::DryRun;
 pub use faults::{Faults, FreeReading};
 pub use memory::POISON;

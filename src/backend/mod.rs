@@ -15,6 +15,7 @@ mod check;
 mod error;
 pub mod op;
 mod parts;
+pub mod survey;
 
 use std::fmt;
 use std::sync::Arc;
@@ -82,6 +83,8 @@ pub struct Capabilities {
     pub device: String,
     /// Address ranges can be reserved and backed separately.
     pub virtual_memory: bool,
+    /// What reserved ranges and the parts of them that are backed begin and end at multiples of; 1 without virtual memory.
+    pub backing_unit: Bytes,
     /// Prompt buffers may continue in allocations of their own.
     pub borrow_spill: bool,
     /// Windows can be captured and replayed.
@@ -182,6 +185,8 @@ pub trait PinnedMemory: DeviceMemory {
 pub trait Backend: 'static {
     /// Owned device memory; dropping it frees it.
     type Buffer: DeviceMemory;
+    /// Addresses of the device that are kept for us, whether or not memory lies behind them; dropping it gives them up once none does.
+    type Reserved: DeviceMemory;
     /// Owned page-locked host memory.
     type Pinned: PinnedMemory;
     /// Host memory made readable by the device; dropping it ends that.
@@ -208,6 +213,21 @@ pub trait Backend: 'static {
     /// [`BackendError::OutOfMemory`] where the bytes are not there; [`BackendError::OutOfOrder`] while a capture is recording, which
     /// the refusal leaves whole: drivers let an allocation ruin a capture.
     fn malloc(&self, bytes: Bytes, purpose: &str) -> Result<Self::Buffer>;
+
+    /// Keeps `bytes` addresses, rounded up to [`Capabilities::backing_unit`]. Takes no memory. Nothing may touch them before they are backed.
+    ///
+    /// # Errors
+    /// [`BackendError::Unsupported`] without [`Capabilities::virtual_memory`], [`BackendError::OutOfOrder`] as [`Backend::malloc`], else
+    /// the driver's.
+    fn reserve(&self, bytes: Bytes) -> Result<Self::Reserved>;
+
+    /// Puts memory behind `part` of a reserved range, in one piece and with undefined contents. Dropping the buffer takes the memory away
+    /// again, after the queued work that may use it, and the addresses can be backed anew. No operand lies in two buffers.
+    ///
+    /// # Errors
+    /// As [`Backend::malloc`], after which the range is as it was; [`BackendError::BadAddress`] for a part that leaves the range or is no
+    /// whole number of [`Capabilities::backing_unit`], [`BackendError::Overlap`] where some of it is backed already.
+    fn back(&self, reserved: &Self::Reserved, part: AddrRange, purpose: &str) -> Result<Self::Buffer>;
 
     /// Allocates page-locked host memory, aligned to 64 bytes, zeroed.
     ///

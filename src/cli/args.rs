@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use clap::{Args, CommandFactory, Parser, Subcommand};
 
 use super::draft_args::DraftArgs;
+use super::inspect_args::{ConfigArgs, DevicesArgs, DoctorArgs};
 use super::measure_args::{BenchArgs, ReplayArgs};
 use crate::settings::{
     Activations, AliasThreshold, BlockSetting, CONTEXT_TOKENS_MAX, CacheSizing, ChunkSetting, ContextSetting, DeviceSetting, ExpertCache,
@@ -56,6 +57,10 @@ pub enum CommandArgs {
     Tokenize(TokenizeArgs),
     /// Turn token numbers into text
     Detokenize(DetokenizeArgs),
+    /// List the processor and the cards that this build could use
+    Devices(DevicesArgs),
+    /// Check driver, card, memory and link, with a way out for what stops a start
+    Doctor(Box<DoctorArgs>),
     /// Print every setting with its value and where it comes from
     Config(Box<ConfigArgs>),
 }
@@ -177,20 +182,6 @@ pub struct DetokenizeArgs {
     /// Output settings.
     #[command(flatten)]
     pub output: OutputArgs,
-}
-
-/// `ebbtide config`: every flag that a file is likely to set.
-#[derive(Debug, Args)]
-pub struct ConfigArgs {
-    /// The model.
-    #[command(flatten)]
-    pub model: ModelArgs,
-    /// Engine settings.
-    #[command(flatten)]
-    pub engine: EngineArgs,
-    /// Sampling settings.
-    #[command(flatten)]
-    pub sampling: SamplingArgs,
 }
 
 /// Which model.
@@ -465,7 +456,7 @@ mod tests {
             prefill-head-alias head-alias-mode cache-sizing alias-min-tokens short-read refill spec spec-min-p draft-vocab draft mtp kv \
             activations prefix-cache-mib threads device deterministic window-hashes json verbose sim-link-gbps sim-link-us";
         let command = command();
-        for name in ["run", "plan", "logits", "perplexity", "bench", "replay", "config"] {
+        for name in ["run", "plan", "logits", "perplexity", "bench", "replay", "doctor", "config"] {
             let subcommand = command.find_subcommand(name).expect(name);
             for flag in flags.split_whitespace() {
                 assert!(subcommand.get_arguments().any(|arg| arg.get_long() == Some(flag)), "{name} --{flag}");

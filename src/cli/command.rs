@@ -30,6 +30,10 @@ pub enum Command {
     Tokenize(TokenizeConfig),
     /// Tokens to text.
     Detokenize(DetokenizeConfig),
+    /// List the devices.
+    Devices,
+    /// Check the machine.
+    Doctor(DoctorConfig),
     /// Print the settings.
     ShowConfig,
 }
@@ -46,7 +50,8 @@ impl Command {
             Self::Perplexity(perplexity) => &perplexity.engine,
             Self::Bench(bench) => &bench.sweep.base,
             Self::Replay(replay) => &replay.replay.base,
-            Self::Tokenize(_) | Self::Detokenize(_) | Self::ShowConfig => return None,
+            Self::Doctor(doctor) => &doctor.engine,
+            Self::Tokenize(_) | Self::Detokenize(_) | Self::Devices | Self::ShowConfig => return None,
         };
         Some(&engine.device)
     }
@@ -143,6 +148,15 @@ pub struct ReplayConfig {
     pub replay: Replay,
     /// Where the page goes.
     pub html: Option<PathBuf>,
+}
+
+/// What `doctor` needs.
+#[derive(Debug, PartialEq)]
+pub struct DoctorConfig {
+    /// A GGUF file; `None` where only the machine is looked at.
+    pub model: Option<PathBuf>,
+    /// Of the engine.
+    pub engine: EngineSettings,
 }
 
 /// What `tokenize` needs.

@@ -12,6 +12,7 @@ pub mod draft_args;
 mod draft_config;
 pub mod exit;
 pub mod file;
+pub mod inspect_args;
 pub mod lists;
 pub mod measure_args;
 mod measure_config;
@@ -38,15 +39,17 @@ use file::FileError;
 use sources::{Resolved, SourceError};
 
 use crate::backend::Backend;
+use crate::backend::survey::Surveyor;
 use crate::settings::DeviceSetting;
 
-/// Runs the program on a card, where the build has any and the user did not ask for the host, else on the host.
+/// Runs the program on a card, where the build has any and the user did not ask for the host, else on the host. `survey` says what the
+/// build finds.
 #[must_use]
-pub fn main<Host: Backend, Card: Backend>(host: Opener<Host>, card: Option<Opener<Card>>) -> ExitCode {
+pub fn main<Host: Backend, Card: Backend>(host: Opener<Host>, card: Option<Opener<Card>>, survey: Surveyor) -> ExitCode {
     let arguments: Vec<_> = std::env::args_os().collect();
     let environment = std::env::vars_os().collect();
     let status = match sources::resolve(&arguments, &environment) {
-        Ok(resolved) => checked_and_run(resolved, host, card),
+        Ok(resolved) => checked_and_run(resolved, host, card, survey),
         Err(error) => {
             report(&error);
             error.exit_status()
@@ -72,7 +75,12 @@ fn report_faults(faults: &[String]) {
     }
 }
 
-fn checked_and_run<Host: Backend, Card: Backend>(resolved: Resolved, host: Opener<Host>, card: Option<Opener<Card>>) -> ExitStatus {
+fn checked_and_run<Host: Backend, Card: Backend>(
+    resolved: Resolved,
+    host: Opener<Host>,
+    card: Option<Opener<Card>>,
+    survey: Surveyor,
+) -> ExitStatus {
     let config = match config::check(resolved) {
         Ok(config) => config,
         Err(refused) => {
@@ -84,8 +92,8 @@ fn checked_and_run<Host: Backend, Card: Backend>(resolved: Resolved, host: Opene
         say::line(format_args!("warning: {warning}"));
     }
     let done = match card.filter(|_| config.command.device() != Some(&DeviceSetting::Host)) {
-        Some(card) => commands::carry_out(&config, card),
-        None => commands::carry_out(&config, host),
+        Some(card) => commands::carry_out(&config, card, survey),
+        None => commands::carry_out(&config, host, survey),
     };
     match done {
         Ok(()) => ExitStatus::Done,

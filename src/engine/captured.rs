@@ -75,8 +75,8 @@ pub struct CapturedWindows<B: Backend> {
     commits: Vec<CapturedOps<B>>,
     /// By rows, then one for the draft layer's own row; empty without one.
     drafts: Vec<CapturedOps<B>>,
-    /// One, or none without a draft layer.
-    draft_heads: Vec<CapturedOps<B>>,
+    /// `None` without a draft layer.
+    draft_head: Option<CapturedOps<B>>,
     /// False where the device has no graphs, or one has failed to launch.
     capturing: bool,
     recaptures: u64,
@@ -123,12 +123,15 @@ impl<B: Backend> CapturedWindows<B> {
             drafts.push(no_leases(forward.draft_trunk(base, &layout, 1, DraftFrom::Own)));
         }
         let capturing = backend.capabilities().graph_capture;
-        let (heads, draft_heads) = Default::default();
-        let mut windows = Self { backend, base, layout, trunks, heads, commits, drafts, draft_heads, capturing, recaptures: 0 };
+        let (heads, draft_head) = Default::default();
+        let mut windows = Self { backend, base, layout, trunks, heads, commits, drafts, draft_head, capturing, recaptures: 0 };
         windows.list_heads(forward, regions);
         let mut failures = Failures::default();
-        windows.capture(|windows| [&mut windows.trunks, &mut windows.commits, &mut windows.drafts], stream, &mut failures)?;
-        windows.capture(|windows| [&mut windows.heads, &mut windows.draft_heads], stream, &mut failures)?;
+        if windows.capturing {
+            let Self { backend, trunks, commits, drafts, .. } = &mut windows;
+            Self::capture(backend, [trunks, commits, drafts].into_iter().flatten(), stream, &mut failures)?;
+        }
+        windows.capture_heads(stream, &mut failures)?;
         Ok((windows, failures.notice()))
     }
 
@@ -141,22 +144,25 @@ impl<B: Backend> CapturedWindows<B> {
         let heads = (1..=self.layout.n_rows).map(|n_rows| forward.window_head(self.base, &self.layout, n_rows, head.start));
         self.heads = heads.map(list).collect();
         let draft_head = forward.shape.has_draft_layer.then(|| forward.draft_head(self.base, &self.layout, head.start));
-        self.draft_heads = draft_head.into_iter().map(draft_list).collect();
+        self.draft_head = draft_head.map(draft_list);
     }
 
-    fn capture<const N: usize>(
-        &mut self,
-        lists: fn(&mut Self) -> [&mut Vec<CapturedOps<B>>; N],
-        stream: &B::Stream,
-        failures: &mut Failures,
-    ) -> Result<(), EngineError> {
+    fn capture_heads(&mut self, stream: &B::Stream, failures: &mut Failures) -> Result<(), EngineError> {
         if !self.capturing {
             return Ok(());
         }
-        let backend = Rc::clone(&self.backend);
-        for list in lists(self).into_iter().flatten() {
+        Self::capture(&self.backend, self.heads.iter_mut().chain(&mut self.draft_head), stream, failures)
+    }
+
+    fn capture<'a>(
+        backend: &B,
+        lists: impl Iterator<Item = &'a mut CapturedOps<B>>,
+        stream: &B::Stream,
+        failures: &mut Failures,
+    ) -> Result<(), EngineError> {
+        for list in lists {
             failures.tried += 1;
-            match list.record(&*backend, stream) {
+            match list.record(backend, stream) {
                 Ok(()) => {}
                 Err(error @ BackendError::DeviceLost { .. }) => return Err(error.into()),
                 Err(error) => {
@@ -172,7 +178,7 @@ impl<B: Backend> CapturedWindows<B> {
     #[must_use]
     pub fn head_is_current(&self, regions: &Regions) -> bool {
         let now = regions.lease(regions.head());
-        self.heads.iter().chain(&self.draft_heads).all(|list| list.leases.iter().all(|lease| *lease == now))
+        self.heads.iter().chain(&self.draft_head).all(|list| list.leases.iter().all(|lease| *lease == now))
     }
 
     /// Makes the head's graphs anew for where the head lies now, the old ones given back first: no byte more than before is taken. The
@@ -184,10 +190,10 @@ impl<B: Backend> CapturedWindows<B> {
         // Queued replays read the old graphs until they have run.
         self.backend.synchronise(stream)?;
         self.heads.clear();
-        self.draft_heads.clear();
+        self.draft_head = None;
         self.list_heads(forward, regions);
         let mut failures = Failures::default();
-        self.capture(|windows| [&mut windows.heads, &mut windows.draft_heads], stream, &mut failures)?;
+        self.capture_heads(stream, &mut failures)?;
         self.recaptures += u64::from(failures.tried - failures.failed);
         if failures.failed > 0 {
             // A head that moves with every prompt is not tried, and told of, every time.
@@ -219,7 +225,7 @@ impl<B: Backend> CapturedWindows<B> {
             WindowPart::Commit(n_rows) => self.commits.get(n_rows - 1),
             WindowPart::Draft(n_rows, DraftFrom::Trunk) => self.drafts.get(n_rows - 1),
             WindowPart::Draft(_, DraftFrom::Own) => self.drafts.last(),
-            WindowPart::DraftHead => self.draft_heads.first(),
+            WindowPart::DraftHead => self.draft_head.as_ref(),
         }
     }
 
@@ -230,14 +236,14 @@ impl<B: Backend> CapturedWindows<B> {
     }
 
     fn lists(&self) -> impl Iterator<Item = &CapturedOps<B>> {
-        [&self.trunks, &self.heads, &self.commits, &self.drafts, &self.draft_heads].into_iter().flatten()
+        [&self.trunks, &self.heads, &self.commits, &self.drafts].into_iter().flatten().chain(&self.draft_head)
     }
 
     /// Gives all graphs back; windows are lists of operations from here on. Nothing that replays one may be queued.
     pub fn give_up_graphs(&mut self) {
         self.capturing = false;
-        let lists = [&mut self.trunks, &mut self.heads, &mut self.commits, &mut self.drafts, &mut self.draft_heads];
-        lists.into_iter().flatten().for_each(|list| list.graph = None);
+        let lists = [&mut self.trunks, &mut self.heads, &mut self.commits, &mut self.drafts];
+        lists.into_iter().flatten().chain(&mut self.draft_head).for_each(|list| list.graph = None);
     }
 
     /// Device memory of all graphs.

@@ -10,12 +10,15 @@ use crate::model::forward::Forward;
 use crate::model::layout::{PromptLayout, PromptRoom, PromptSize};
 use crate::phase::prompt_sizes::SizeLimits;
 use crate::phase::region::{Loan, LoanRequest};
-use crate::phase::{Phase, PhaseError};
+use crate::phase::{Phase, PhaseError, Plan};
 use crate::settings::HeadAliasMode;
 use crate::units::Bytes;
 
-/// Looks in a row at which there must be room for a piece before it is taken again: another program may come and go.
+/// Looks in a row at which there must be room for more slots before they are taken again: another program may come and go.
 const LOOKS_BEFORE_TAKING: u32 = 3;
+
+/// A slab is made anew for one part in so many of the slots at start, or for the last of them.
+const GROWTH_SHARE: u32 = 16;
 
 /// Most by which planned and measured use may differ before that is told, and one part in so many of what was planned.
 const DIFFERENCE_MAX: Bytes = Bytes::mib(64);
@@ -26,6 +29,8 @@ const DIFFERENCE_SHARE: u64 = 20;
 pub(super) struct Guard {
     /// What was free once the engine stood.
     free_at_start: Option<Bytes>,
+    /// The slab grows up to it again after it was made smaller.
+    plan_at_start: Option<Plan>,
     looks_with_room: u32,
     /// Memory is short, or its reading is not believed, and that was told.
     told: bool,
@@ -43,6 +48,7 @@ impl<B: Backend> Engine<B> {
     /// Remembers what is free now, to tell later what others took.
     pub(super) fn remember_free_memory(&mut self) {
         self.guard.free_at_start = FreeMemory::read(&*self.backend).believed();
+        self.guard.plan_at_start = Some(self.plan.clone());
     }
 
     /// A line where much more, or less, was taken than planned.
@@ -68,7 +74,7 @@ impl<B: Backend> Engine<B> {
         }
         self.keep_windows_right()?;
         let reserve = self.plan.kept_free_bytes();
-        if reserve == Bytes::ZERO && self.scheduler.pieces_given_up() == 0 {
+        if reserve == Bytes::ZERO && self.scheduler.pieces_given_up() == 0 && self.plan_is_that_at_start() {
             // Nothing is to be kept free, so a device that is full is as it should be.
             return Ok(());
         }
@@ -83,10 +89,14 @@ impl<B: Backend> Engine<B> {
         };
         if free >= reserve {
             self.guard.told = false;
-            return self.take_piece_again(free, reserve);
+            return self.take_again(free, reserve);
         }
         self.guard.looks_with_room = 0;
         self.give_back_until(free, reserve)
+    }
+
+    fn plan_is_that_at_start(&self) -> bool {
+        self.guard.plan_at_start.as_ref().is_none_or(|full| full.slots == self.plan.slots)
     }
 
     fn give_back_until(&mut self, free_before: Bytes, reserve: Bytes) -> Result<(), EngineError> {
@@ -94,18 +104,21 @@ impl<B: Backend> Engine<B> {
         let others = self.guard.free_at_start.map(|free| (free + self.scheduler.given_up_bytes()).saturating_sub(free_before));
         let mut free = Some(free_before);
         while let Some(short) = free.map(|free| reserve.saturating_sub(free)).filter(|short| *short > Bytes::ZERO) {
-            if self.scheduler.give_up_piece(&mut self.experts, &self.compute)?.is_none() {
-                if self.inputs().smaller(&self.plan, short + self.scheduler.given_up_bytes()).is_ok() {
-                    // A slab that was made anew is as small as it has to be.
-                    self.shrink(short, None)?;
-                }
+            let piece = self.scheduler.give_up_piece(&mut self.experts, &self.compute)?;
+            let makes_anew = piece.is_none() && self.inputs().smaller(&self.plan, short + self.scheduler.given_up_bytes()).is_ok();
+            if makes_anew {
+                self.shrink(short, None)?;
+            }
+            if piece.is_some() || makes_anew {
+                free = FreeMemory::read(&*self.backend).believed();
+            }
+            // A slab that was made anew is as small as it has to be.
+            if piece.is_none() {
                 break;
             }
-            free = FreeMemory::read(&*self.backend).believed();
         }
         let slots = slots_before - self.scheduler.regions().n_slots_in_use();
-        let after = FreeMemory::read(&*self.backend).believed();
-        let still_short = after.is_none_or(|free| free < reserve);
+        let still_short = free.is_none_or(|free| free < reserve);
         if slots > 0 || !self.guard.told {
             let others = others.map_or_else(|| "an unknown amount".to_owned(), |bytes| bytes.to_string());
             let gave = match slots {
@@ -122,53 +135,81 @@ impl<B: Backend> Engine<B> {
         Ok(())
     }
 
-    fn take_piece_again(&mut self, free: Bytes, reserve: Bytes) -> Result<(), EngineError> {
-        let room = self.scheduler.missing_piece_bytes().is_some_and(|piece| free >= reserve + piece);
+    /// Takes slots again where there has been room for some at several looks in a row: a piece that is missing, else those by which the slab
+    /// was made smaller.
+    fn take_again(&mut self, free: Bytes, reserve: Bytes) -> Result<(), EngineError> {
+        let room_for_piece = self.scheduler.missing_piece_bytes().map(|piece| free >= reserve + piece);
+        let larger = if room_for_piece.is_none() { self.larger_plan(free.saturating_sub(reserve)) } else { None };
+        let room = room_for_piece == Some(true) || larger.is_some();
         self.guard.looks_with_room = if room { self.guard.looks_with_room + 1 } else { 0 };
         if self.guard.looks_with_room < LOOKS_BEFORE_TAKING {
             return Ok(());
         }
-        match self.scheduler.take_piece(&mut self.experts, &self.compute) {
-            Ok(Some(slots)) => {
-                self.notices.push(format!("free VRAM is {free}: took {slots} slots again"));
-                Ok(())
+        let slots_before = self.scheduler.regions().n_slots_in_use();
+        if let Some(plan) = larger {
+            self.guard.looks_with_room = 0;
+            self.remake(plan)?;
+        } else {
+            match self.scheduler.take_piece(&mut self.experts, &self.compute) {
+                Ok(_) => {}
+                // Somebody was faster; the next look decides again.
+                Err(PhaseError::Backend(error)) if fit::is_short(&error) => self.guard.looks_with_room = 0,
+                Err(error) => return Err(error.into()),
             }
-            Ok(None) => Ok(()),
-            // Somebody was faster; the next look decides again.
-            Err(PhaseError::Backend(error)) if fit::is_short(&error) => {
-                self.guard.looks_with_room = 0;
-                Ok(())
-            }
-            Err(error) => Err(error.into()),
         }
+        let slots = self.scheduler.regions().n_slots_in_use().saturating_sub(slots_before);
+        if slots > 0 {
+            self.notices.push(format!("free VRAM is {free}: took {slots} slots again"));
+        }
+        Ok(())
     }
 
-    /// Makes the slab anew by a plan with `less` memory, and by smaller ones while even that is not there. `refused` is what the device
-    /// refused before.
-    fn shrink(&mut self, less: Bytes, mut refused: Option<BackendError>) -> Result<(), EngineError> {
+    /// A plan with more slots, up to those at start, that takes at most `room` more; `None` where there is none worth making the slab anew
+    /// for, or the device cannot do that with the head in place.
+    fn larger_plan(&self, room: Bytes) -> Option<Plan> {
+        let full = self.guard.plan_at_start.as_ref().filter(|full| full.slots > self.plan.slots && self.scheduler.keeps_addresses())?;
+        let most = |plan: &Plan| plan.decode.total_bytes.max(plan.prefill.total_bytes);
+        let missing = most(full).saturating_sub(most(&self.plan));
+        let plan = match room >= missing {
+            true => full.clone(),
+            // What memory takes beyond the plan, being backed in whole units, is not ours to take.
+            false => self.inputs().smaller(full, missing + self.backend.capabilities().backing_unit - room).ok()?,
+        };
+        let worth = self.plan.slots + (full.slots / GROWTH_SHARE).max(1);
+        (plan.slots >= worth.min(full.slots)).then_some(plan)
+    }
+
+    /// Makes the slab anew by a plan with `less` memory. `refused` is what the device refused before.
+    fn shrink(&mut self, less: Bytes, refused: Option<BackendError>) -> Result<(), EngineError> {
+        // Memory behind reserved addresses goes in whole units.
+        let less = if self.scheduler.keeps_addresses() { less.align_up(self.backend.capabilities().backing_unit.0) } else { less };
         // The plan counts pieces that are there no more.
-        let mut less = less + self.scheduler.given_up_bytes();
+        let plan = match (self.inputs().smaller(&self.plan, less + self.scheduler.given_up_bytes()), refused) {
+            (Ok(plan), _) => plan,
+            (Err(_), Some(cause)) => return Err(EngineError::NotRestored { cause }),
+            (Err(error), None) => return Err(error.into()),
+        };
+        self.remake(plan)
+    }
+
+    /// Makes the slab anew by `plan`, and by smaller ones while even that is not there.
+    fn remake(&mut self, mut plan: Plan) -> Result<(), EngineError> {
         for attempt in 0.. {
-            let plan = match (self.inputs().smaller(&self.plan, less), refused.take()) {
-                (Ok(plan), _) => plan,
-                (Err(_), Some(cause)) => return Err(EngineError::NotRestored { cause }),
-                (Err(error), None) => return Err(error.into()),
-            };
             let before = self.plan.decode.total_bytes;
             self.beside = None;
             let made = self.scheduler.rebuild(&plan, &mut self.experts, &self.compute, self.settings.refill);
             let beside = made.and_then(|()| Ok(Beside::allocate(&*self.backend, &plan)?));
             self.plan = plan;
-            let smaller_by = before.saturating_sub(self.plan.decode.total_bytes);
-            self.guard.free_at_start = self.guard.free_at_start.map(|free| free + smaller_by);
+            let after = self.plan.decode.total_bytes;
+            self.guard.free_at_start = self.guard.free_at_start.map(|free| (free + before).saturating_sub(after));
             match beside {
                 Ok(beside) => {
                     self.beside = Some(beside);
                     return self.keep_windows_right();
                 }
-                Err(PhaseError::Backend(error)) if fit::is_short(&error) && attempt < fit::REFUSALS_MAX => {
-                    less = self.plan.slot_table.last((self.plan.slots / 4).max(1), self.plan.slots);
-                    refused = Some(error);
+                Err(PhaseError::Backend(cause)) if fit::is_short(&cause) && attempt < fit::REFUSALS_MAX => {
+                    let less = self.plan.slot_table.last((self.plan.slots / 4).max(1), self.plan.slots) + self.scheduler.given_up_bytes();
+                    plan = self.inputs().smaller(&self.plan, less).map_err(|_| EngineError::NotRestored { cause })?;
                 }
                 Err(error) => return Err(self.not_home(error)),
             }

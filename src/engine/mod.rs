@@ -321,5 +321,6 @@ fn phases_since(before: PhaseCounters, now: PhaseCounters) -> PhaseCounters {
     let head_reloads = now.head_reloads - before.head_reloads;
     // What the last loan did says nothing of a request that made none.
     let last = if loans > 0 { now } else { PhaseCounters::default() };
-    PhaseCounters { loans, head_reloads, head_reload_ms: if head_reloads > 0 { now.head_reload_ms } else { 0.0 }, ..last }
+    let (head_reload_ms, head_wait_ms) = if head_reloads > 0 { (now.head_reload_ms, now.head_wait_ms) } else { (0.0, 0.0) };
+    PhaseCounters { loans, head_reloads, head_reload_ms, head_wait_ms, ..last }
 }

@@ -140,6 +140,11 @@ impl<B: Backend> Engine<B> {
             _draft_head: draft_head.map(|(buffer, _)| buffer),
             model,
         };
+        if engine.backend.capabilities().virtual_memory && !engine.scheduler.keeps_addresses() {
+            engine
+                .notices
+                .push("the slab has a plain allocation, since the driver refused to reserve addresses for it or to back them".to_owned());
+        }
         engine.remember_free_memory();
         if engine.plan.slots == planned_slots && budget_is_known {
             engine.compare_with_plan();

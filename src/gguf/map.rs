@@ -54,11 +54,48 @@ impl FileMap {
         }
     }
 
+    /// Bytes of the file that lie in RAM now, in whole pages; `None` where the system does not say. Linux says of a file that this user
+    /// may not write that all of it does.
+    #[must_use]
+    pub fn bytes_in_ram(&self) -> Option<u64> {
+        match &self.bytes {
+            Source::Mapped(map) => bytes_in_ram(map),
+            Source::Embedded(bytes) => Some(bytes.len() as u64),
+        }
+    }
+
     /// The size of the file in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.as_slice().len() as u64
     }
+}
+
+#[cfg(target_os = "linux")]
+fn bytes_in_ram(map: &Mmap) -> Option<u64> {
+    use std::ffi::{c_int, c_long, c_uchar, c_void};
+
+    /// The number of the page size in the list of what `sysconf` knows.
+    const PAGE_SIZE: c_int = 30;
+    // SAFETY: the C library of every Linux program has both, with these types.
+    unsafe extern "C" {
+        fn mincore(start: *mut c_void, length: usize, pages: *mut c_uchar) -> c_int;
+        fn sysconf(name: c_int) -> c_long;
+    }
+    // SAFETY: takes and gives a number.
+    let page = usize::try_from(unsafe { sysconf(PAGE_SIZE) }).ok().filter(|page| page.is_power_of_two())?;
+    let mut pages = vec![0_u8; map.len().div_ceil(page)];
+    // SAFETY: a map begins at a page and is alive; the list has a byte for each of its pages. Nothing of the map is read.
+    if unsafe { mincore(map.as_ptr().cast_mut().cast(), map.len(), pages.as_mut_ptr()) } != 0 {
+        return None;
+    }
+    let resident = pages.iter().filter(|&&page| page & 1 == 1).count();
+    Some((resident * page).min(map.len()) as u64)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn bytes_in_ram(_map: &Mmap) -> Option<u64> {
+    None
 }
 
 impl AsRef<[u8]> for FileMap {

@@ -188,6 +188,8 @@ pub struct Regions {
     id: u64,
     places: Places,
     generation: u64,
+    /// The generation since which the head lies where it does.
+    head_generation: u64,
     loans_made: u64,
     out: Option<Lent>,
 }
@@ -204,23 +206,28 @@ impl Regions {
     pub fn placed(places: Places) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        Self { id, places, generation: 1, loans_made: 0, out: None }
+        Self { id, places, generation: 1, head_generation: 1, loans_made: 0, out: None }
     }
 
-    /// Everything lies elsewhere from now on: every lease is stale.
+    /// Everything lies elsewhere from now on: every lease is stale, but those on a head that stays where it is.
     ///
     /// # Panics
     /// While a loan is out.
     pub fn replace(&mut self, places: Places) {
         assert!(self.all_home(), "a slab with a loan out cannot be placed anew");
+        let stays = self.places.head == places.head;
         self.places = places;
         self.generation += 1;
+        if !stays {
+            self.head_generation = self.generation;
+        }
     }
 
     /// The head lies at `range` from now on. At another address than before, every lease is stale.
     pub fn place_head(&mut self, range: AddrRange) {
         if self.places.head != range {
             self.generation += 1;
+            self.head_generation = self.generation;
         }
         self.places.head = range;
     }
@@ -279,13 +286,17 @@ impl Regions {
     /// A lease on `range` in its present placement.
     #[must_use]
     pub fn lease(&self, range: AddrRange) -> Lease {
-        Lease { range, generation: self.generation }
+        Lease { range, generation: self.generation_of(range) }
+    }
+
+    fn generation_of(&self, range: AddrRange) -> u64 {
+        if range == self.head() { self.head_generation } else { self.generation }
     }
 
     /// True where a graph with this lease may be replayed.
     #[must_use]
     pub fn honours(&self, lease: &Lease) -> bool {
-        lease.generation == self.generation && self.owner(lease.range) == Owner::Decode
+        lease.generation == self.generation_of(lease.range) && self.owner(lease.range) == Owner::Decode
     }
 
     /// Lends the fewest slots from the end whose bytes, with the head's where it lies in the slab and takes part, cover the request.

@@ -132,6 +132,20 @@ fn a_slab_that_is_placed_anew_honours_no_lease_of_before() {
 }
 
 #[test]
+fn a_head_that_stays_where_it_is_keeps_its_leases_though_the_slots_move() {
+    let mut regions = slab();
+    let (head, slot) = (regions.head(), regions.slot(SlotId(0)));
+    let (of_head, of_slot) = (regions.lease(head), regions.lease(slot));
+    let mut fewer = Places::in_one(slot.start.offset(slot.bytes), [Bytes(0x100); 3], head.bytes);
+    assert_eq!(fewer.head, head);
+    regions.replace(fewer.clone());
+    assert!(regions.honours(&of_head) && !regions.honours(&of_slot));
+    fewer.head.start = head.start.offset(Bytes(0x100));
+    regions.replace(fewer);
+    assert!(!regions.honours(&of_head));
+}
+
+#[test]
 fn a_second_loan_and_a_foreign_one_are_refused() {
     let (mut regions, mut other) = (slab(), slab());
     let loan = regions.lend(request(0x100, true)).expect("fits");

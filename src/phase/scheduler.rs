@@ -30,9 +30,15 @@
 //! }
 //! ```
 
+#[path = "witness.rs"]
+mod witness;
+
+use std::cell::Cell;
 use std::rc::Rc;
 
 use thiserror::Error;
+
+pub use witness::{Decode, HeadRef};
 
 use crate::backend::{Addr, AddrRange, Backend, BackendError, Copy, DeviceMemory, Direction};
 use crate::experts::Experts;
@@ -77,48 +83,6 @@ pub enum PhaseError {
     StaleLease(Lease),
 }
 
-/// The output head, readable: proof that its bytes are, or in stream order will be, where it says.
-#[derive(Debug)]
-pub struct HeadRef<'a> {
-    range: AddrRange,
-    _borrowed: std::marker::PhantomData<&'a ()>,
-}
-
-impl HeadRef<'_> {
-    /// Where the head lies.
-    #[must_use]
-    pub fn range(&self) -> AddrRange {
-        self.range
-    }
-}
-
-/// Proof that the slab belongs to decode. While it lives nothing can be lent.
-pub struct Decode<'a, B: Backend> {
-    scheduler: &'a Scheduler<B>,
-}
-
-impl<'a, B: Backend> Decode<'a, B> {
-    /// The head for work on `stream`, which waits for a reload in flight.
-    ///
-    /// # Errors
-    /// The backend's.
-    pub fn head(&self, stream: &B::Stream) -> Result<HeadRef<'a>, PhaseError> {
-        self.scheduler.backend.wait(stream, &self.scheduler.head_arrived)?;
-        Ok(HeadRef { range: self.scheduler.regions.head(), _borrowed: std::marker::PhantomData })
-    }
-
-    /// Checks a graph's claims; replay needs this.
-    ///
-    /// # Errors
-    /// [`PhaseError::StaleLease`] naming the first claim that does not hold.
-    pub fn check_leases(&self, leases: &[Lease]) -> Result<(), PhaseError> {
-        match leases.iter().find(|lease| !self.scheduler.regions.honours(lease)) {
-            Some(lease) => Err(PhaseError::StaleLease(*lease)),
-            None => Ok(()),
-        }
-    }
-}
-
 /// What the phases did, counted since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct PhaseCounters {
@@ -126,6 +90,8 @@ pub struct PhaseCounters {
     pub head_reloads: u64,
     /// Time of the last reload, in milliseconds, by the device's clock.
     pub head_reload_ms: f64,
+    /// How long the first head product behind it waited for that reload, in milliseconds: what of the copy is not hidden.
+    pub head_wait_ms: f64,
     /// Prompt-buffer bytes in the head's range during the last loan.
     pub arena_bytes_in_head: Bytes,
     /// Slots lent during the last loan.
@@ -149,6 +115,8 @@ pub struct Scheduler<B: Backend> {
     backend: Rc<B>,
     /// `None` only where a slab that was to be smaller could not be had yet.
     slab: Option<Slab<B>>,
+    /// The main part's, of a device that can reserve some.
+    addresses: Option<B::Reserved>,
     sizes: SlabSizes,
     spill: Option<B::Buffer>,
     regions: Regions,
@@ -160,6 +128,9 @@ pub struct Scheduler<B: Backend> {
     prompt_done: B::Event,
     head_leaves: B::Event,
     head_arrived: B::Event,
+    /// The end of the work before the first use of the head since its reload began.
+    head_wanted: B::Event,
+    head_is_wanted: Cell<bool>,
     reload_in_flight: bool,
     counters: PhaseCounters,
 }
@@ -172,15 +143,19 @@ impl<B: Backend> Scheduler<B> {
     /// The backend's.
     pub fn new(backend: Rc<B>, plan: &Plan, head_source: Addr, head_bytes: Bytes) -> Result<Self, PhaseError> {
         let sizes = plan.slab_sizes();
-        let slab = Slab::allocate(&*backend, sizes.clone())?;
+        let mut addresses = Slab::reserve(&*backend, &sizes);
+        let slab = Slab::allocate(&*backend, sizes.clone(), &mut addresses)?;
         let regions = Regions::placed(slab.places(AddrRange { start: Addr(0), bytes: Bytes::ZERO }));
         let scheduler = Self {
             copy_stream: backend.create_stream()?,
             prompt_done: backend.create_event()?,
             head_leaves: backend.create_event()?,
             head_arrived: backend.create_event()?,
+            head_wanted: backend.create_event()?,
+            head_is_wanted: Cell::new(false),
             backend,
             slab: Some(slab),
+            addresses,
             sizes,
             spill: None,
             regions,
@@ -212,6 +187,12 @@ impl<B: Backend> Scheduler<B> {
     #[must_use]
     pub fn sizes(&self) -> &SlabSizes {
         &self.sizes
+    }
+
+    /// A slab that was made smaller can have as many slots again as at start, with the head where it is.
+    #[must_use]
+    pub fn keeps_addresses(&self) -> bool {
+        self.addresses.is_some()
     }
 
     /// Pieces that were given up.
@@ -251,6 +232,11 @@ impl<B: Backend> Scheduler<B> {
         if self.reload_in_flight {
             self.backend.synchronise_event(&self.head_arrived)?;
             self.counters.head_reload_ms = self.backend.elapsed_s(&self.head_leaves, &self.head_arrived)? * 1e3;
+            self.counters.head_wait_ms = 0.0;
+            if self.head_is_wanted.get() {
+                self.backend.synchronise_event(&self.head_wanted)?;
+                self.counters.head_wait_ms = self.backend.elapsed_s(&self.head_wanted, &self.head_arrived)?.max(0.0) * 1e3;
+            }
             self.reload_in_flight = false;
         }
         Ok(self.counters)
@@ -262,7 +248,7 @@ impl<B: Backend> Scheduler<B> {
     /// [`PhaseError::OutOfOrder`] in any other phase.
     pub fn decode(&self) -> Result<Decode<'_, B>, PhaseError> {
         match self.phase {
-            Phase::Decode => Ok(Decode { scheduler: self }),
+            Phase::Decode => Ok(Decode::of(self)),
             phase => Err(PhaseError::OutOfOrder { call: "decode", phase }),
         }
     }
@@ -277,7 +263,7 @@ impl<B: Backend> Scheduler<B> {
             return Err(PhaseError::OutOfOrder { call: "kept_head", phase: self.phase });
         }
         self.backend.wait(stream, &self.head_arrived)?;
-        Ok(HeadRef { range: self.regions.head(), _borrowed: std::marker::PhantomData })
+        Ok(HeadRef::at(self.regions.head()))
     }
 
     /// Decode to Prefill: lends a part of the slab to the prompt path, whose work goes to `stream`. A head with an allocation of its own
@@ -395,6 +381,7 @@ impl<B: Backend> Scheduler<B> {
             self.start_head_copy()?;
             self.counters.head_reloads += 1;
             self.reload_in_flight = true;
+            self.head_is_wanted.set(false);
             homecoming.with_head = false;
             self.homecoming = Some(homecoming);
         }
@@ -411,7 +398,7 @@ impl<B: Backend> Scheduler<B> {
     /// Allocates what is missing: a head that was freed, or a whole slab.
     fn make_whole(&mut self, experts: &mut Experts<B>) -> Result<(), PhaseError> {
         let Some(slab) = &mut self.slab else {
-            let slab = Slab::allocate(&*self.backend, self.sizes.clone())?;
+            let slab = Slab::allocate(&*self.backend, self.sizes.clone(), &mut self.addresses)?;
             self.regions.replace(slab.places(self.regions.head()));
             self.slab = Some(slab);
             self.write_once()?;
@@ -465,8 +452,8 @@ impl<B: Backend> Scheduler<B> {
         Ok(Some(self.sizes.piece_slots))
     }
 
-    /// Frees the whole slab and allocates the smaller one of `plan`: where pieces are not enough. Everything in it is brought back.
-    /// All leases are stale afterwards.
+    /// Gives the memory of the whole slab back and takes that of `plan`'s, which has no more slots than the first: where pieces are not
+    /// enough, or there is room again. Everything in it is brought back. All leases are stale afterwards, but those on a head that stayed.
     ///
     /// # Errors
     /// [`PhaseError::OutOfOrder`] while something is lent. The backend's: before anything is freed they change nothing; later the phase is

@@ -5,10 +5,13 @@
 //! ```
 //! Pieces hold the lowest slot numbers. Loans take slots from the end, prompt after prompt; pieces are given up when another program
 //! takes VRAM, which is rare, and the last piece goes first.
+//!
+//! Where addresses can be reserved, the main part's are, for as many slots as there are at start, and memory lies behind their end. A slab
+//! that is made anew with fewer slots, or with more again, has its head where it was, so that no graph is captured again for it.
 
 use std::sync::Arc;
 
-use crate::backend::{Addr, AddrRange, Backend, DeviceMemory, Result};
+use crate::backend::{Addr, AddrRange, Backend, BackendError, DeviceMemory, Result};
 use crate::experts::SlotTable;
 use crate::phase::region::Places;
 use crate::settings::HeadAliasMode;
@@ -39,6 +42,16 @@ pub struct SlabSizes {
 }
 
 impl SlabSizes {
+    /// Bytes of the main part.
+    #[must_use]
+    pub fn main_bytes(&self) -> Bytes {
+        let slots = self.table.span(self.main_first(), self.slots);
+        match self.mode {
+            HeadAliasMode::Overlay => slots + self.head_bytes,
+            HeadAliasMode::Realloc => slots,
+        }
+    }
+
     /// The first slot of the main part.
     #[must_use]
     pub fn main_first(&self) -> u32 {
@@ -72,6 +85,7 @@ impl SlabSizes {
 pub struct Slab<B: Backend> {
     /// Sizes they were made by.
     pub sizes: SlabSizes,
+    /// The main part at its end, and before it what whole units of memory have too much.
     main: B::Buffer,
     /// By number; `None` for one that was given up.
     pub pieces: Vec<Option<B::Buffer>>,
@@ -80,16 +94,25 @@ pub struct Slab<B: Backend> {
 }
 
 impl<B: Backend> Slab<B> {
-    /// Allocates all parts.
+    /// Addresses for the main part of a slab of `sizes`; `None` where the device has none to reserve, or refuses.
+    #[must_use]
+    pub fn reserve(backend: &B, sizes: &SlabSizes) -> Option<B::Reserved> {
+        if !backend.capabilities().virtual_memory {
+            return None;
+        }
+        backend.reserve(sizes.main_bytes()).ok()
+    }
+
+    /// Allocates all parts, the main part behind the end of `addresses`. Where a driver that has room cannot do that they are given up,
+    /// and the main part gets addresses of its own.
     ///
     /// # Errors
     /// The backend's; nothing is kept then.
-    pub fn allocate(backend: &B, sizes: SlabSizes) -> Result<Self> {
-        let main_slots = sizes.table.span(sizes.main_first(), sizes.slots);
+    pub fn allocate(backend: &B, sizes: SlabSizes, addresses: &mut Option<B::Reserved>) -> Result<Self> {
         let (main, head) = match sizes.mode {
-            HeadAliasMode::Overlay => (backend.malloc(main_slots + sizes.head_bytes, "expert slots and output head")?, None),
+            HeadAliasMode::Overlay => (Self::main_memory(backend, &sizes, "expert slots and output head", addresses)?, None),
             HeadAliasMode::Realloc => {
-                let main = backend.malloc(main_slots, PIECE_PURPOSE)?;
+                let main = Self::main_memory(backend, &sizes, PIECE_PURPOSE, addresses)?;
                 (main, Some(backend.malloc(sizes.head_bytes, HEAD_PURPOSE)?))
             }
         };
@@ -98,10 +121,25 @@ impl<B: Backend> Slab<B> {
         Ok(Self { sizes, main, pieces, head })
     }
 
+    fn main_memory(backend: &B, sizes: &SlabSizes, purpose: &str, addresses: &mut Option<B::Reserved>) -> Result<B::Buffer> {
+        let bytes = sizes.main_bytes();
+        if let Some(reserved) = addresses {
+            let (range, whole) = (reserved.range(), bytes.align_up(backend.capabilities().backing_unit.0));
+            assert!(whole <= range.bytes, "{whole} in a range of {}: a slab is never larger than at start", range.bytes);
+            match backend.back(reserved, AddrRange { start: Addr(range.end().0 - whole.0), bytes: whole }, purpose) {
+                Ok(main) => return Ok(main),
+                Err(error @ (BackendError::OutOfMemory { .. } | BackendError::DeviceLost { .. })) => return Err(error),
+                Err(_) => *addresses = None,
+            }
+        }
+        backend.malloc(bytes, purpose)
+    }
+
     /// The main part.
     #[must_use]
     pub fn main(&self) -> AddrRange {
-        self.main.range()
+        let bytes = self.sizes.main_bytes();
+        AddrRange { start: Addr(self.main.range().end().0 - bytes.0), bytes }
     }
 
     /// Every allocation's range.

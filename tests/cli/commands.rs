@@ -11,7 +11,7 @@ const MICRO: &str = "--shape micro --seed 4 --type Q4_K --head-type Q6_K";
 
 /// Every key of the contract's `run --json`.
 const RUN_KEYS: &str = "prompt_tokens tokens text way chunk block slots prefill_tokens_per_s decode_tokens_per_s lowest_free_bytes \
-    head_reloads head_reload_ms arena_bytes_in_head spill_bytes link_bytes hits misses drafts_offered drafts_accepted recaptures";
+    head_reloads head_reload_ms head_wait_ms arena_bytes_in_head spill_bytes link_bytes hits misses drafts_offered drafts_accepted recaptures";
 
 #[test]
 fn run_streams_text_on_stdout_and_figures_on_stderr() {

@@ -1,7 +1,10 @@
 //! Models on disk and engines on the host backend, for tests.
 
+use std::cell::RefCell;
+use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use ebbtide::backend::Backend;
@@ -99,6 +102,37 @@ pub fn engine(model: &Arc<Model>, settings: &EngineSettings) -> Engine<HostBacke
 pub fn greedy(prompt: &[TokenId], tokens_max: usize) -> Request {
     let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
     Request { prompt: prompt.to_vec(), tokens_max, sampling, stop_tokens: Vec::new(), logprobs: None }
+}
+
+/// Runs a request that is cancelled once it has told of more than `events` events.
+pub fn run_until<B: Backend>(engine: &mut Engine<B>, request: &Request, events: usize) -> Outcome {
+    let mut told = 0;
+    let outcome = engine.generate(request, &mut |_| {
+        told += 1;
+        if told > events { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    outcome.expect("cancelling is no error")
+}
+
+/// A file in memory, which whoever holds a clone can read while it is written.
+#[derive(Clone, Default)]
+pub struct SharedFile(Rc<RefCell<Vec<u8>>>);
+
+impl SharedFile {
+    /// What was written so far.
+    pub fn text(&self) -> String {
+        String::from_utf8(self.0.borrow().clone()).expect("text")
+    }
+}
+
+impl Write for SharedFile {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.borrow_mut().write(bytes)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
 }
 
 /// Runs a request to its end.

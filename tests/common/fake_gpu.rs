@@ -22,6 +22,7 @@ const SOURCES: [(&str, &str); 5] = [
     ("module.c", include_str!("../fake-gpu/module.c")),
     ("stream.c", include_str!("../fake-gpu/stream.c")),
 ];
+const NVML: (&str, &str) = ("nvml.c", include_str!("../fake-gpu/nvml.c"));
 const FLAGS: [&str; 11] =
     ["-std=c11", "-D_GNU_SOURCE", "-O1", "-g", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"];
 /// The image of kernels: nothing is fused that the source does not fuse, and memory that was written as numbers of one type may be read
@@ -45,7 +46,7 @@ pub fn on_the_look_alike(name: &str, settings: &[(&str, &str)], body: impl FnOnc
         eprintln!("{name}: needs the look-alike driver, not run on a real device");
         return;
     }
-    in_child(name, driver(), &[&[(IMAGE_VARIABLE, &*image().to_string_lossy())], settings].concat());
+    in_child(name, &libraries(), &[&[(IMAGE_VARIABLE, &*image().to_string_lossy())], settings].concat());
 }
 
 /// Runs `body` as the test `name` on the look-alike, or on a real device, one test at a time, where that is asked for.
@@ -72,14 +73,19 @@ pub fn without_a_driver(name: &str, body: impl FnOnce()) {
     for library in ["libcuda.so", "libcuda.so.1"] {
         File::create(folder.join(library)).expect("an empty file");
     }
-    in_child(name, &folder, &[]);
+    in_child(name, &folder.to_string_lossy(), &[]);
 }
 
-fn in_child(name: &str, library_folder: &Path, settings: &[(&str, &str)]) {
+/// Variables with which a program of its own finds the look-alike and its kernels.
+pub fn surroundings() -> [(&'static str, String); 2] {
+    [("LD_LIBRARY_PATH", libraries()), (IMAGE_VARIABLE, image().to_string_lossy().into_owned())]
+}
+
+fn in_child(name: &str, library_folders: &str, settings: &[(&str, &str)]) {
     let said = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{}-{}.log", name.replace("::", "-"), std::process::id()));
     let log = File::create(&said).expect("a log");
     let mut command = Command::new(std::env::current_exe().expect("a test program knows itself"));
-    command.args([name, "--exact", "--nocapture", "--include-ignored"]).env(CHILD, name).env("LD_LIBRARY_PATH", library_folder);
+    command.args([name, "--exact", "--nocapture", "--include-ignored"]).env(CHILD, name).env("LD_LIBRARY_PATH", library_folders);
     command.envs(settings.iter().copied()).stderr(log.try_clone().expect("the log again")).stdout(log);
     let status = waited(&mut command);
     let text = fs::read_to_string(&said).unwrap_or_default();
@@ -113,6 +119,20 @@ fn driver() -> &'static Path {
         let arguments: Vec<&str> = FLAGS.into_iter().chain(["-Wl,-soname,libcuda.so.1"]).chain(parts).chain(["-ldl"]).collect();
         built("fake-gpu", "libcuda.so", &sources, &compiler("CC", "cc"), &arguments)
     })
+}
+
+/// The folder with the look-alike of the management library.
+fn nvml() -> &'static Path {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        let arguments: Vec<&str> = FLAGS.into_iter().chain(["-Wl,-soname,libnvidia-ml.so.1", NVML.0]).collect();
+        built("fake-nvml", "libnvidia-ml.so.1", &[(NVML.0.to_owned(), NVML.1.to_owned())], &compiler("CC", "cc"), &arguments)
+    })
+}
+
+/// The folders of both, as the loader takes them.
+fn libraries() -> String {
+    format!("{}:{}", driver().display(), nvml().display())
 }
 
 /// The kernels as the look-alike takes them: a library of this machine, built with the compiler that `CXX` names, else `c++`.

@@ -88,7 +88,7 @@ fn a_stop_token_inside_a_window_ends_the_text_there() {
     ended_everywhere(|pair, prompt, written, at| {
         let kept = written.iter().position(|token| *token == written[at]).expect("it is there");
         let hashes = Hashes::default();
-        pair.drafting.hash_windows(Box::new(hashes.clone())).expect("memory takes it");
+        pair.drafting.hash_windows(Box::new(hashes.0.clone())).expect("memory takes it");
         let outcome = pair.ask(&Request { stop_tokens: vec![written[at]], ..greedy(prompt, written.len()) }, usize::MAX);
         assert_eq!(outcome.finish, Finish::Stop);
         assert_eq!(pair.drafting.sequence_tokens(), joined(&[prompt, &written[..kept]]));

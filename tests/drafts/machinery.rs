@@ -79,7 +79,7 @@ fn where_captures_fail_drafts_go_on_as_lists_of_operations() {
 fn windows(drafts: DraftSettings, request: &Request) -> Vec<(usize, Vec<TokenId>)> {
     let hashes = Hashes::default();
     let mut engine = start(&hybrid_bard(), &EngineSettings { drafts, ..base(256) });
-    engine.hash_windows(Box::new(hashes.clone())).expect("memory takes it");
+    engine.hash_windows(Box::new(hashes.0.clone())).expect("memory takes it");
     run(&mut engine, request);
     hashes.windows()
 }

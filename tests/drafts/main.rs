@@ -8,13 +8,10 @@ mod endings;
 mod machinery;
 mod time;
 
-use std::cell::RefCell;
-use std::io::Write;
 use std::ops::ControlFlow;
-use std::rc::Rc;
 use std::sync::Arc;
 
-use common::engine::{greedy, hybrid_bard, run, settings, synthetic_model, tokens};
+use common::engine::{SharedFile, greedy, hybrid_bard, run, settings, synthetic_model, tokens};
 use ebbtide::backends::host::{ClockProfile, HostBackend, HostConfig};
 use ebbtide::engine::drafts::DraftCounters;
 use ebbtide::engine::sampler::Sampling;
@@ -164,23 +161,13 @@ fn run_until(engine: &mut Host, request: &Request, tokens_max: usize) -> Outcome
 }
 
 /// A file of window hashes in memory.
-#[derive(Clone, Default)]
-struct Hashes(Rc<RefCell<Vec<u8>>>);
-
-impl Write for Hashes {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.borrow_mut().write(bytes)
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
+#[derive(Default)]
+struct Hashes(SharedFile);
 
 impl Hashes {
     /// Position and best tokens of each window that has logits.
     fn windows(&self) -> Vec<(usize, Vec<TokenId>)> {
-        let text = String::from_utf8(self.0.borrow().clone()).expect("text");
+        let text = self.0.text();
         let parse = |line: &str| {
             let columns: Vec<&str> = line.split(' ').collect();
             let best: Vec<TokenId> = columns[5].split(',').map(|token| token.parse().expect("a token")).collect();

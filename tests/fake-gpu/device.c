@@ -22,6 +22,10 @@ static void read_settings(void) {
     fake.total = (size_t)setting("FAKE_GPU_TOTAL_MIB", 256) * MIB;
     fake.held = (size_t)setting("FAKE_GPU_HELD_MIB", 0) * MIB;
     fake.malloc_fails_at = setting("FAKE_GPU_MALLOC_FAILS_AT", 0);
+    fake.virtual_memory = setting("FAKE_GPU_VIRTUAL_MEMORY", 1) != 0;
+    fake.reserve_fails = setting("FAKE_GPU_RESERVE_FAILS", 0) != 0;
+    fake.create_fails_at = setting("FAKE_GPU_CREATE_FAILS_AT", 0);
+    fake.map_fails_at = setting("FAKE_GPU_MAP_FAILS_AT", 0);
     fake.lost_at = setting("FAKE_GPU_LOST_AT", 0);
     fake.lost_code = setting("FAKE_GPU_LOST_CODE", ILLEGAL_ADDRESS);
     fake.register_left = setting("FAKE_GPU_REGISTER_BYTES", -1);
@@ -29,6 +33,7 @@ static void read_settings(void) {
     fake.capture_fails = getenv("FAKE_GPU_CAPTURE_FAILS");
     fake.free_reading = getenv("FAKE_GPU_FREE");
     fake.free_times = setting("FAKE_GPU_FREE_TIMES", -1);
+    fake.no_kernels = setting("FAKE_GPU_NO_KERNELS", 0) != 0;
     fake.pageable = setting("FAKE_GPU_PAGEABLE", 0) != 0;
     fake.read_only_register = setting("FAKE_GPU_READ_ONLY_REGISTER", 1) != 0;
 }
@@ -98,7 +103,11 @@ API cuDeviceGetAttribute(int *value, int attribute, int device) {
     case 16: *value = 8; return OK;
     case 39: *value = 1024; return OK;
     case 40: *value = 2; return OK;
+    case 75: *value = 8; return OK;
+    case 76: *value = 6; return OK;
     case 88: *value = fake.pageable; return OK;
+    case 99: *value = 1; return OK;
+    case 102: *value = fake.virtual_memory; return OK;
     case 113: *value = fake.read_only_register; return OK;
     default: return INVALID_VALUE;
     }
@@ -154,6 +163,7 @@ static const struct {
     {NO_DEVICE, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
     {INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},
     {INVALID_IMAGE, "CUDA_ERROR_INVALID_IMAGE", "device kernel image is invalid"},
+    {NO_BINARY_FOR_GPU, "CUDA_ERROR_NO_BINARY_FOR_GPU", "no kernel image is available for execution on the device"},
     {INVALID_CONTEXT, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
     {INVALID_HANDLE, "CUDA_ERROR_INVALID_HANDLE", "invalid resource handle"},
     {NOT_FOUND, "CUDA_ERROR_NOT_FOUND", "named symbol not found"},

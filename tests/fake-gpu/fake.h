@@ -18,6 +18,7 @@ enum {
     INVALID_DEVICE = 101,
     INVALID_IMAGE = 200,
     INVALID_CONTEXT = 201,
+    NO_BINARY_FOR_GPU = 209,
     PRIMARY_CONTEXT_ACTIVE = 708,
     INVALID_HANDLE = 400,
     NOT_FOUND = 500,
@@ -54,9 +55,9 @@ struct fake {
     /* Settings, see README.md. */
     int device_count, integrated_devices;
     size_t total, held;
-    long malloc_fails_at, lost_at, lost_code, register_left, capture_allocates_at, free_times;
+    long create_fails_at, map_fails_at, malloc_fails_at, lost_at, lost_code, register_left, capture_allocates_at, free_times;
     const char *free_reading, *capture_fails;
-    bool pageable, read_only_register;
+    bool pageable, read_only_register, no_kernels, virtual_memory, reserve_fails;
 };
 
 extern struct fake fake;

@@ -12,7 +12,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-enum kind { DEVICE, PINNED, REGISTERED, REGISTERED_READ_ONLY };
+enum kind { DEVICE, MAPPED, PINNED, REGISTERED, REGISTERED_READ_ONLY };
 
 struct allocation {
     struct allocation *next;
@@ -25,6 +25,9 @@ struct allocation {
     uint64_t first_page;
     unsigned char *pages;
     size_t pages_bytes;
+    /* Of memory behind reserved addresses: its handle, and whether access was set. */
+    struct handle *handle;
+    bool accessible;
 };
 
 static struct allocation *allocations;
@@ -56,7 +59,7 @@ void open_memory(bool open) {
         return;
     open_to_kernels = open;
     for (const struct allocation *at = allocations; at; at = at->next)
-        if (at->kind == DEVICE)
+        if (at->kind == DEVICE || (at->kind == MAPPED && at->accessible))
             set_rights(at);
 }
 
@@ -115,7 +118,7 @@ static bool is_registered(enum kind kind) { return kind == REGISTERED || kind ==
 unsigned char *host_bytes(uint64_t address, size_t bytes, bool write) {
     for (struct allocation *at = allocations; at; at = at->next)
         if (address >= at->address && address - at->address <= at->bytes && bytes <= at->bytes - (address - at->address))
-            return write && at->kind == REGISTERED_READ_ONLY ? NULL : at->host + (address - at->address);
+            return (write && at->kind == REGISTERED_READ_ONLY) || (at->kind == MAPPED && !at->accessible) ? NULL : at->host + (address - at->address);
     /* Host memory that nobody locked: its address is its own, and the device may or may not reach it. */
     bool of_the_device = address >= FIRST_ADDRESS && address < next_address;
     return fake.pageable && !of_the_device ? (unsigned char *)(uintptr_t)address : NULL;
@@ -276,7 +279,166 @@ API cuMemHostGetDevicePointer_v2(uint64_t *address, void *pointer, unsigned flag
     STARTED;
     *address = (uint64_t)(uintptr_t)pointer;
     for (struct allocation *at = allocations; at; at = at->next)
-        if (at->kind != DEVICE && *address >= at->address && *address < at->address + at->bytes)
+        if (at->kind != DEVICE && at->kind != MAPPED && *address >= at->address && *address < at->address + at->bytes)
             return flags ? INVALID_VALUE : OK;
     return INVALID_VALUE;
+}
+
+/* Virtual memory: ranges of addresses, handles of memory, and mappings of the one at the other. */
+#define UNIT (2 * MIB)
+
+struct handle {
+    struct context *context;
+    int file;
+    size_t bytes;
+    /* One for whoever made it, one for each mapping. */
+    unsigned holders;
+};
+
+struct range {
+    struct range *next;
+    uint64_t start;
+    size_t bytes;
+};
+static struct range *ranges;
+
+static void let_go_of_handle(struct handle *handle) {
+    if (--handle->holders)
+        return;
+    handle->context->used -= handle->bytes;
+    close(handle->file);
+    free(handle);
+}
+
+static bool in_units(uint64_t start, size_t bytes) {
+    return bytes && start % UNIT == 0 && bytes % UNIT == 0;
+}
+
+/* The first mapping or allocation that has a byte of a range. */
+static struct allocation *first_in(uint64_t start, size_t bytes) {
+    for (struct allocation *at = allocations; at; at = at->next)
+        if (at->address < start + bytes && start < at->address + at->bytes)
+            return at;
+    return NULL;
+}
+
+API cuMemGetAllocationGranularity(size_t *bytes, const void *properties, int option) {
+    STARTED;
+    (void)properties;
+    (void)option;
+    *bytes = UNIT;
+    return fake.virtual_memory ? OK : NOT_SUPPORTED;
+}
+
+API cuMemAddressReserve(uint64_t *start, size_t bytes, size_t alignment, uint64_t wanted, unsigned long long flags) {
+    STARTED;
+    if (!fake.virtual_memory)
+        return NOT_SUPPORTED;
+    if (fake.reserve_fails)
+        return UNKNOWN;
+    if (!in_units(0, bytes) || alignment || wanted || flags)
+        return INVALID_VALUE;
+    uint64_t first = rounded_up(next_address, UNIT);
+    if (bytes > END_ADDRESS - first)
+        return OUT_OF_MEMORY;
+    struct range *made = calloc(1, sizeof *made);
+    *made = (struct range){.next = ranges, .start = first, .bytes = bytes};
+    ranges = made;
+    next_address = first + bytes + GUARD;
+    *start = first;
+    return OK;
+}
+
+API cuMemAddressFree(uint64_t start, size_t bytes) {
+    STARTED;
+    for (struct range **link = &ranges; *link; link = &(*link)->next)
+        if ((*link)->start == start && (*link)->bytes == bytes) {
+            if (first_in(start, bytes))
+                return INVALID_VALUE;
+            struct range *taken = *link;
+            *link = taken->next;
+            free(taken);
+            return OK;
+        }
+    return INVALID_VALUE;
+}
+
+API cuMemCreate(struct handle **out, size_t bytes, const void *properties, unsigned long long flags) {
+    IN_CONTEXT;
+    if (ruins_capture(context))
+        return CAPTURE_UNSUPPORTED;
+    if (!in_units(0, bytes) || !properties || flags)
+        return INVALID_VALUE;
+    if (strikes(&fake.create_fails_at) || bytes > free_bytes(context))
+        return OUT_OF_MEMORY;
+    int file = memfd_create("fake-gpu", 0);
+    if (file < 0 || ftruncate(file, (off_t)bytes))
+        return OUT_OF_MEMORY;
+    *out = calloc(1, sizeof **out);
+    **out = (struct handle){.context = context, .file = file, .bytes = bytes, .holders = 1};
+    context->used += bytes;
+    return OK;
+}
+
+API cuMemRelease(struct handle *handle) {
+    IN_CONTEXT;
+    (void)context;
+    let_go_of_handle(handle);
+    return OK;
+}
+
+API cuMemMap(uint64_t start, size_t bytes, size_t offset, struct handle *handle, unsigned long long flags) {
+    IN_CONTEXT;
+    if (!in_units(start, bytes) || offset || bytes != handle->bytes || flags || first_in(start, bytes))
+        return INVALID_VALUE;
+    struct range *in = ranges;
+    while (in && (start < in->start || start + bytes > in->start + in->bytes))
+        in = in->next;
+    if (!in)
+        return INVALID_VALUE;
+    if (strikes(&fake.map_fails_at))
+        return UNKNOWN;
+    void *at_device = (void *)(uintptr_t)start;
+    if (mmap(at_device, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED_NOREPLACE, handle->file, 0) != at_device)
+        return OUT_OF_MEMORY;
+    unsigned char *pages = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, handle->file, 0);
+    if (pages == MAP_FAILED)
+        return OUT_OF_MEMORY;
+    memset(pages, FRESH, bytes);
+    struct allocation *made = insert(context, MAPPED, start, pages, bytes);
+    made->first_page = start;
+    made->pages = pages;
+    made->pages_bytes = bytes;
+    made->handle = handle;
+    handle->holders++;
+    return OK;
+}
+
+API cuMemSetAccess(uint64_t start, size_t bytes, const void *access, size_t count) {
+    IN_CONTEXT;
+    (void)context;
+    struct allocation *at = first_in(start, bytes);
+    if (!access || count != 1 || !at || at->kind != MAPPED || at->address != start || at->bytes != bytes)
+        return INVALID_VALUE;
+    at->accessible = true;
+    set_rights(at);
+    return OK;
+}
+
+static bool is_mapped(enum kind kind) { return kind == MAPPED; }
+
+/* Does not wait, as measured. */
+API cuMemUnmap(uint64_t start, size_t bytes) {
+    IN_CONTEXT;
+    if (ruins_capture(context))
+        return CAPTURE_UNSUPPORTED;
+    struct allocation *at = first_in(start, bytes);
+    if (!at || at->kind != MAPPED || at->address != start || at->bytes != bytes)
+        return INVALID_VALUE;
+    take(start, is_mapped);
+    munmap((void *)(uintptr_t)start, bytes);
+    munmap(at->pages, bytes);
+    let_go_of_handle(at->handle);
+    free(at);
+    return OK;
 }

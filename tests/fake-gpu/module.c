@@ -48,6 +48,8 @@ API cuModuleLoadData(struct module **out, const unsigned char *image) {
     IN_CONTEXT;
     if (ruins_capture(context))
         return CAPTURE_UNSUPPORTED;
+    if (fake.no_kernels)
+        return NO_BINARY_FOR_GPU;
     size_t bytes = bytes_of_library(image);
     int file = bytes ? memfd_create("fake-gpu-image", 0) : -1;
     if (file < 0)

@@ -7,13 +7,11 @@ mod common;
 mod hybrid;
 mod unreliable;
 
-use std::cell::RefCell;
 use std::io::Write;
 use std::ops::ControlFlow;
-use std::rc::Rc;
 use std::sync::Arc;
 
-use common::engine::{device, greedy, settings, synthetic_model, tokens};
+use common::engine::{SharedFile, device, greedy, settings, synthetic_model, tokens};
 use ebbtide::backend::{AddrRange, Backend, Copy, DeviceMemory, Direction, PinnedMemory};
 use ebbtide::backends::host::{ClockProfile, HostBackend, HostConfig};
 use ebbtide::engine::{Engine, EngineError, Event, Outcome, Request};
@@ -309,22 +307,9 @@ fn windows_have_as_many_rows_as_the_budget_is_worth_and_take_what_was_planned() 
     assert!(seen.first() < Some(&4) && seen.last() == Some(&8), "{seen:?}");
 }
 
-#[derive(Clone, Default)]
-struct Shared(Rc<RefCell<Vec<u8>>>);
-
-impl Write for Shared {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.borrow_mut().write(bytes)
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
 /// The lines of a request; with `lose_head`, the head's reload is lost.
 fn hashes(model: &Arc<Model>, settings: &EngineSettings, request: &Request, lose_head: bool) -> Vec<String> {
-    let (device, out) = (device(settings), Shared::default());
+    let (device, out) = (device(settings), SharedFile::default());
     let watched = device.share();
     let mut engine = Engine::start(device, Arc::clone(model), settings, &mut |_, _| ()).expect("the engine starts");
     engine.hash_windows(Box::new(out.clone())).expect("memory takes it");
@@ -338,8 +323,7 @@ fn hashes(model: &Arc<Model>, settings: &EngineSettings, request: &Request, lose
     // Logits of a lost head may be no numbers at all.
     assert!(lose_head || outcome.is_ok(), "{outcome:?}");
     drop(engine);
-    let text = String::from_utf8(out.0.take()).expect("text");
-    text.lines().map(str::to_owned).collect()
+    out.text().lines().map(str::to_owned).collect()
 }
 
 #[test]

@@ -67,6 +67,7 @@ impl Unreliable {
 
 impl Backend for Unreliable {
     type Buffer = <HostBackend as Backend>::Buffer;
+    type Reserved = <HostBackend as Backend>::Reserved;
     type Pinned = <HostBackend as Backend>::Pinned;
     type Registered = <HostBackend as Backend>::Registered;
     type Stream = <HostBackend as Backend>::Stream;
@@ -83,6 +84,16 @@ impl Backend for Unreliable {
 
     fn malloc(&self, bytes: Bytes, purpose: &str) -> Result<Self::Buffer> {
         let buffer = self.inner.malloc(bytes, purpose)?;
+        self.script.allocations.borrow_mut().push((purpose.to_owned(), buffer.range()));
+        Ok(buffer)
+    }
+
+    fn reserve(&self, bytes: Bytes) -> Result<Self::Reserved> {
+        self.inner.reserve(bytes)
+    }
+
+    fn back(&self, reserved: &Self::Reserved, part: AddrRange, purpose: &str) -> Result<Self::Buffer> {
+        let buffer = self.inner.back(reserved, part, purpose)?;
         self.script.allocations.borrow_mut().push((purpose.to_owned(), buffer.range()));
         Ok(buffer)
     }

@@ -32,6 +32,24 @@ impl SimdLevel {
         Self::Scalar
     }
 
+    /// The instruction sets that levels and single kernels look for, and whether this processor has each.
+    #[must_use]
+    pub fn features() -> Vec<(&'static str, bool)> {
+        #[cfg(target_arch = "x86_64")]
+        return vec![
+            ("avx2", is_x86_feature_detected!("avx2")),
+            ("fma", is_x86_feature_detected!("fma")),
+            ("f16c", is_x86_feature_detected!("f16c")),
+            ("avx512f", is_x86_feature_detected!("avx512f")),
+            ("avx512bw", is_x86_feature_detected!("avx512bw")),
+            ("avx512vl", is_x86_feature_detected!("avx512vl")),
+            ("avx512vnni", is_x86_feature_detected!("avx512vnni")),
+            ("avx512vbmi", is_x86_feature_detected!("avx512vbmi")),
+        ];
+        #[cfg(not(target_arch = "x86_64"))]
+        Vec::new()
+    }
+
     /// The levels this processor has, lowest first.
     #[must_use]
     pub fn available() -> Vec<Self> {

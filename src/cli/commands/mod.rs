@@ -4,6 +4,8 @@
 
 mod bench;
 mod demo;
+mod devices;
+mod doctor;
 mod interrupt;
 mod logits;
 mod measure;
@@ -18,6 +20,7 @@ mod text;
 use super::command::Command;
 use super::config::Config;
 use super::exit::CommandError;
+use crate::backend::survey::Surveyor;
 use crate::backend::{Backend, BackendError};
 use crate::settings::EngineSettings;
 
@@ -28,7 +31,7 @@ pub type Opener<B> = fn(&EngineSettings) -> Result<B, BackendError>;
 ///
 /// # Errors
 /// Whatever ended it early, with the exit code.
-pub fn carry_out<B: Backend>(config: &Config, open: Opener<B>) -> Result<(), CommandError> {
+pub fn carry_out<B: Backend>(config: &Config, open: Opener<B>, survey: Surveyor) -> Result<(), CommandError> {
     match &config.command {
         Command::Demo(demo) => demo::demo(demo, config, open),
         Command::Run(run) => run::run(run, config, open),
@@ -39,6 +42,8 @@ pub fn carry_out<B: Backend>(config: &Config, open: Opener<B>) -> Result<(), Com
         Command::Replay(replay) => replay::replay(replay, config, open),
         Command::Tokenize(tokenize) => text::tokenize(tokenize, config),
         Command::Detokenize(detokenize) => text::detokenize(detokenize, config),
+        Command::Devices => devices::devices(config, survey),
+        Command::Doctor(doctor) => doctor::doctor(doctor, config, open, survey),
         Command::ShowConfig => super::show_config(config),
     }
 }
