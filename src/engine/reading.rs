@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 
 use super::guard::PlacedPrompt;
-use super::prefill::{Block, BlockReader, StateCheckpoint};
+use super::prefill::{Block, BlockReader, ReadWith, StateCheckpoint};
 use super::sampler::argmax;
 use super::way::{Choice, Way};
 use super::{Engine, EngineError, Event, LogitsSink, OnEvent, check_tokens};
@@ -101,7 +101,10 @@ impl<B: Backend> Engine<B> {
                 checkpoints: &checkpoints,
             };
             let undo = self.recurrent.begin_block(&self.compute)?;
-            let mut read = reader.read_block(block, &self.embedding, &self.scheduler, &mut self.experts, &mut on_rows);
+            let mut read = reader.read_block(
+                block,
+                ReadWith { embedding: &self.embedding, scheduler: &self.scheduler, experts: &mut self.experts, on_rows: &mut on_rows },
+            );
             if let (Ok(ControlFlow::Continue(())), Some(sinks)) = (&read, logits.as_mut()) {
                 let n_rows = u32::try_from(block_tokens.len()).expect("a block is bounded");
                 let head = self.scheduler.kept_head(place.loan, &self.compute)?;
@@ -113,7 +116,15 @@ impl<B: Backend> Engine<B> {
                 if let Some(sink) = sinks.draft.as_deref_mut().filter(|_| shape.has_draft_layer) {
                     // Behind the last token stands what the trunk would write there.
                     block.next = if block.more_follow { block.next } else { best };
-                    read = reader.read_draft_layer(block, &self.embedding, &self.scheduler, &mut self.experts, &mut on_rows);
+                    read = reader.read_draft_layer(
+                        block,
+                        ReadWith {
+                            embedding: &self.embedding,
+                            scheduler: &self.scheduler,
+                            experts: &mut self.experts,
+                            on_rows: &mut on_rows,
+                        },
+                    );
                     reader.block_logits(n_rows, HeadInput::Draft, &head, sink)?;
                 }
             }

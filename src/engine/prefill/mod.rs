@@ -134,6 +134,18 @@ impl Block<'_> {
     }
 }
 
+/// What a block is read with.
+pub struct ReadWith<'r, B: Backend> {
+    /// Rows of tokens.
+    pub embedding: &'r Embedding,
+    /// Knows which slots are published.
+    pub scheduler: &'r Scheduler<B>,
+    /// Weights in slots and in host memory.
+    pub experts: &'r mut Experts<B>,
+    /// Told while the block is read.
+    pub on_rows: &'r mut OnRows<'r>,
+}
+
 /// The prompt path over one stretch of memory.
 pub struct BlockReader<'a, B: Backend> {
     path: &'a mut PromptPath<B>,
@@ -178,50 +190,29 @@ impl<'a, B: Backend> BlockReader<'a, B> {
     ///
     /// # Errors
     /// The backend's.
-    pub fn read_block(
-        &mut self,
-        block: Block<'_>,
-        embedding: &Embedding,
-        scheduler: &Scheduler<B>,
-        experts: &mut Experts<B>,
-        on_rows: &mut OnRows<'_>,
-    ) -> Result<ControlFlow<()>, EngineError> {
+    pub fn read_block(&mut self, block: Block<'_>, with: ReadWith<'_, B>) -> Result<ControlFlow<()>, EngineError> {
         let (tokens, most) = (block.tokens.len(), self.layout.size.block);
         assert!(tokens <= most as usize, "a block of {tokens} tokens in buffers for {most}");
         self.path.probe.begin();
         self.path.ring.begin_timing();
-        self.upload_input(block, embedding)?;
+        self.upload_input(block, with.embedding)?;
         let shape = self.forward.shape;
         // With logits, the caller wants those of the trunk before the draft layer writes over its rows.
         let n_layer = if self.layout.size.all_logits { shape.n_layer } else { shape.n_expert_layer() };
-        self.read_layers(0..n_layer, block, embedding, scheduler, experts, on_rows)
+        self.read_layers(0..n_layer, block, with)
     }
 
     /// Reads the block just read through the draft layer.
     ///
     /// # Errors
     /// The backend's.
-    pub fn read_draft_layer(
-        &mut self,
-        block: Block<'_>,
-        embedding: &Embedding,
-        scheduler: &Scheduler<B>,
-        experts: &mut Experts<B>,
-        on_rows: &mut OnRows<'_>,
-    ) -> Result<ControlFlow<()>, EngineError> {
+    pub fn read_draft_layer(&mut self, block: Block<'_>, with: ReadWith<'_, B>) -> Result<ControlFlow<()>, EngineError> {
         let shape = self.forward.shape;
-        self.read_layers(shape.n_layer..shape.n_expert_layer(), block, embedding, scheduler, experts, on_rows)
+        self.read_layers(shape.n_layer..shape.n_expert_layer(), block, with)
     }
 
-    fn read_layers(
-        &mut self,
-        layers: Range<u32>,
-        block: Block<'_>,
-        embedding: &Embedding,
-        scheduler: &Scheduler<B>,
-        experts: &mut Experts<B>,
-        on_rows: &mut OnRows<'_>,
-    ) -> Result<ControlFlow<()>, EngineError> {
+    fn read_layers(&mut self, layers: Range<u32>, block: Block<'_>, with: ReadWith<'_, B>) -> Result<ControlFlow<()>, EngineError> {
+        let ReadWith { embedding, scheduler, experts, on_rows } = with;
         let n_rows = block.n_rows();
         for layer in layers.clone() {
             let layers_done = u64::from(n_rows) * u64::from(layer);
@@ -276,11 +267,7 @@ impl<'a, B: Backend> BlockReader<'a, B> {
         for (index, tokens) in tokens.chunks(STAGED_ROWS).enumerate() {
             rows.resize(tokens.len() * row_bytes, 0);
             embedding.rows(tokens, &mut rows)?;
-            let staging = &self.path.staging[index % 2];
-            self.path.backend.synchronise_event(&staging.uploaded)?;
-            staging.pinned.write(0, &rows);
-            self.upload(self.layout.mixer.draft.embedded, index * STAGED_ROWS * row_bytes, &staging.pinned, 0, rows.len())?;
-            self.path.backend.record(self.compute, &staging.uploaded)?;
+            self.send(index, &[(self.layout.mixer.draft.embedded, index * STAGED_ROWS * row_bytes, &rows)])?;
         }
         let ops = self.forward.prompt_draft_input(self.bases, &self.layout, block.rows(), chunk);
         Ok(ops.iter().try_for_each(|op| self.path.backend.launch(self.compute, op))?)
@@ -369,27 +356,33 @@ impl<'a, B: Backend> BlockReader<'a, B> {
             // One more than the rows: the next stretch writes the same number there.
             let positions: Vec<u8> = (first_position..).take(tokens.len() + 1).flat_map(i32::to_le_bytes).collect();
             first_position += i32::try_from(tokens.len()).expect("a stretch is short");
-            let staging = &self.path.staging[index % 2];
-            self.path.backend.synchronise_event(&staging.uploaded)?;
-            staging.pinned.write(0, &rows);
-            staging.pinned.write(rows.len(), &positions);
-            let first_row_at = rows.len() + positions.len();
-            staging.pinned.write(first_row_at, &block.first_row.to_le_bytes());
             let row = index * STAGED_ROWS;
-            self.upload(self.layout.residual, row * row_bytes, &staging.pinned, 0, rows.len())?;
-            self.upload(self.layout.positions, row * 4, &staging.pinned, rows.len(), positions.len())?;
-            self.upload(self.layout.first_row, 0, &staging.pinned, first_row_at, 4)?;
-            self.path.backend.record(self.compute, &staging.uploaded)?;
+            self.send(
+                index,
+                &[
+                    (self.layout.residual, row * row_bytes, &rows),
+                    (self.layout.positions, row * 4, &positions),
+                    (self.layout.first_row, 0, &block.first_row.to_le_bytes()),
+                ],
+            )?;
         }
         Ok(())
     }
 
-    fn upload(&self, part: Part, part_offset: usize, source: &B::Pinned, offset: usize, bytes: usize) -> Result<(), EngineError> {
-        let (bytes, part_offset) = (Bytes::from(bytes), Bytes::from(part_offset));
-        debug_assert!(part_offset + bytes <= part.bytes, "{bytes} at {part_offset} for {} of {}", part.name, part.bytes);
-        let src = source.range().start.offset(Bytes::from(offset));
-        let dst = self.bases.addr(part).offset(part_offset);
-        Ok(self.path.backend.copy(self.compute, Copy { dst, src, bytes, direction: Direction::ToDevice })?)
+    /// Queues the copies of one stretch of input, each to an offset in a part, through the pinned memory that the stretch before last used.
+    fn send(&self, stretch: usize, pieces: &[(Part, usize, &[u8])]) -> Result<(), EngineError> {
+        let Staging { pinned, uploaded } = &self.path.staging[stretch % 2];
+        self.path.backend.synchronise_event(uploaded)?;
+        let mut staged = 0;
+        for &(part, offset, bytes) in pieces {
+            pinned.write(staged, bytes);
+            let (src, dst) = (pinned.range().start.offset(Bytes::from(staged)), self.bases.addr(part).offset(Bytes::from(offset)));
+            staged += bytes.len();
+            let (bytes, offset) = (Bytes::from(bytes.len()), Bytes::from(offset));
+            debug_assert!(offset + bytes <= part.bytes, "{bytes} at {offset} for {} of {}", part.name, part.bytes);
+            self.path.backend.copy(self.compute, Copy { dst, src, bytes, direction: Direction::ToDevice })?;
+        }
+        Ok(self.path.backend.record(self.compute, uploaded)?)
     }
 
     fn download(&self, part: Part, target: &B::Pinned, offset: Bytes) -> Result<(), EngineError> {
