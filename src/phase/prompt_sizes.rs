@@ -12,7 +12,7 @@ const CHUNK_AUTO_MAX: u32 = 8192;
 const CHUNK_RINGS: [u32; 8] = [80, 72, 64, 56, 48, 40, 32, CHUNK_RING_SLOTS];
 /// Chunks of longer blocks with the experts in flight that go with them, best first: long enough for the products and for the link,
 /// then ever smaller for ever tighter arenas.
-const BLOCK_FORMS: [(u32, u32); 6] = [(1024, 32), (512, 32), (512, 16), (256, 16), (128, 8), (64, 4)];
+const BLOCK_FORMS: [(u32, u32); 8] = [(4096, 32), (2048, 32), (1024, 32), (512, 32), (512, 16), (256, 16), (128, 8), (64, 4)];
 
 /// What settings and context allow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -133,7 +133,7 @@ mod tests {
         assert_eq!((size.chunk, size.block, size.ring_slots), (64, 7600 - 5 * 64 - 400, 4));
         assert_eq!(limits.largest_block(fits(100)), None);
         let roomy = limits.largest_block(fits(u32::MAX)).expect("fits");
-        assert_eq!((roomy.block, roomy.chunk), (32_768, 1024), "one chunk of the whole context is not allowed");
+        assert_eq!((roomy.block, roomy.chunk), (32_768, 4096), "one chunk of the whole context is not allowed");
     }
 
     #[test]
