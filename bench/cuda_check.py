@@ -57,6 +57,12 @@ class Checks:
         print(json.dumps(figures), flush=True)
 
 
+def card_name():
+    """Name, driver and memory of the card."""
+    query = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+    return subprocess.run(query, capture_output=True, text=True).stdout.strip()
+
+
 def engine(args, *words, timeout=120):
     """Runs a command with --json and returns its object."""
     done = subprocess.run([args.engine, *words, "--json"], capture_output=True, text=True, timeout=timeout)
@@ -392,8 +398,7 @@ def main():
     ap.add_argument("--scratch", default=tempfile.gettempdir())
     ap.add_argument("--parts", default="tests,host,matrix,drafts,shapes,steady,faults,hog,smallest,reload_overlap,sanitizer")
     args = ap.parse_args()
-    card = subprocess.run(["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"], capture_output=True,
-                          text=True).stdout.strip()
+    card = card_name()
     failed = []
     for part in args.parts.split(","):
         path = os.path.join(args.out, f"{part}.json")
