@@ -8,7 +8,7 @@
 #define EXPERT_PARTS 3
 #endif
 // Pairs of a row and one of its experts that a window has at most.
-#define WINDOW_PAIRS 256
+#define WINDOW_PAIRS 128
 #define NO_PAIR 0xffffu
 
 struct WindowGateUpArgs {
@@ -22,20 +22,22 @@ struct WindowGateUpArgs {
     uint32_t n_rows;
     uint32_t n_used;
     uint32_t first_part; // of the expert's matrices: the one that blocks with z = 0 multiply
-    uint32_t warp_groups;
+    uint32_t set_rows; // as in WindowProductsArgs
+    uint32_t warp_sets;
+    uint32_t unused;
 };
-SIZE_OF(WindowGateUpArgs, 64);
+SIZE_OF(WindowGateUpArgs, 72);
 
 // The block of an expert's first pair multiplies for all rows that chose it, so that its weights are read once; those of its other pairs
 // have nothing to do.
-template <class Q> DEVICE void window_gate_up(const WindowGateUpArgs &args) {
-    SHARED Four stages[PRODUCT_WARPS * 2 * Stage<Q>::BYTES / 16];
+template <class Q, int ROWS> DEVICE void window_gate_up(const WindowGateUpArgs &args) {
+    SHARED Four stages[PRODUCT_WARPS * 2 * PRODUCT_STAGE / 16];
     SHARED uint32_t book[Codes<Q>::BOOK + 1];
     SHARED uint32_t pair_of_row[WINDOW_ROWS], pairs[WINDOW_ROWS];
     SHARED const uint8_t *rows[WINDOW_ROWS];
     uint32_t n_pairs = args.n_rows * args.n_used, n_chosen = 1;
     int32_t expert = args.ids[blockIdx.y];
-    if (args.n_rows > 1) {
+    if (ROWS > 1) {
         if (threadIdx.x < WINDOW_ROWS)
             pair_of_row[threadIdx.x] = NO_PAIR;
         SYNC();
@@ -66,21 +68,20 @@ template <class Q> DEVICE void window_gate_up(const WindowGateUpArgs &args) {
     load_book<Q>(book);
     const uint8_t *weights = (const uint8_t *)args.table[(uint64_t)expert * EXPERT_PARTS + args.first_part + blockIdx.z];
     uint32_t warp = threadIdx.x / WARP;
-    WarpRows task = {weights, args.row_bytes, args.n_out, args.n_in, 0, PRODUCT_WARPS, args.warp_groups};
-    task.first_group = blockIdx.x * PRODUCT_WARPS * args.warp_groups + warp;
+    WarpRows task = {weights, args.row_bytes, args.n_out, args.n_in, args.set_rows, 0, PRODUCT_WARPS, args.warp_sets};
+    task.first_set = blockIdx.x * PRODUCT_WARPS * args.warp_sets + warp;
     float *out = args.out + (uint64_t)blockIdx.z * n_pairs * args.n_out;
     auto store = [&](uint32_t output, uint32_t row, float product) { out[(uint64_t)pairs[row] * args.n_out + output] = product; };
-    uint8_t *own = (uint8_t *)stages + warp * 2 * Stage<Q>::BYTES;
-    if (n_chosen == 1)
-        multiply_rows<Q, 1>(task, rows, 1, 1, own, book, store);
-    else
-        multiply_rows<Q, WINDOW_ROWS>(task, rows, n_chosen, n_chosen, own, book, store);
+    uint8_t *own = (uint8_t *)stages + warp * 2 * PRODUCT_STAGE;
+    multiply_rows<Q, ROWS, 2, PRODUCT_STAGE>(task, rows, n_chosen, n_chosen, own, book, store);
 }
 
 // Warps of a block of window_down, each with an expert at a time, and the most outputs of a block.
 #define DOWN_WARPS 8
 #define DOWN_BLOCK (DOWN_WARPS * WARP)
 #define DOWN_OUTPUTS 16
+// Bytes of shared memory of each warp.
+#define DOWN_STAGE 3584
 
 struct WindowDownArgs {
     const uint8_t *activated; // [n_pairs, n_ff] in the format of the type
@@ -94,7 +95,7 @@ struct WindowDownArgs {
     uint32_t n_rows;
     uint32_t n_used;
     uint32_t n_outputs; // of a block, at most DOWN_OUTPUTS
-    uint32_t unused;
+    uint32_t set_rows;  // as in WindowProductsArgs
 };
 SIZE_OF(WindowDownArgs, 72);
 
@@ -136,8 +137,8 @@ DEVICE uint32_t choose_experts(ChosenExperts &chosen, const int32_t *ids, uint32
 }
 
 // A block has some outputs of all experts, so that it can add them in their order.
-template <class Q> DEVICE void window_down(const WindowDownArgs &args) {
-    SHARED Four stages[DOWN_WARPS * 2 * Stage<Q>::BYTES / 16];
+template <class Q, int ROWS> DEVICE void window_down(const WindowDownArgs &args) {
+    SHARED Four stages[DOWN_WARPS * DOWN_STAGE / 16];
     SHARED uint32_t book[Codes<Q>::BOOK + 1];
     SHARED ChosenExperts chosen;
     SHARED float results[DOWN_WARPS][WINDOW_ROWS][DOWN_OUTPUTS];
@@ -147,9 +148,8 @@ template <class Q> DEVICE void window_down(const WindowDownArgs &args) {
     uint32_t n_experts = choose_experts(chosen, args.ids, args.n_rows, args.n_used);
     uint32_t warp = threadIdx.x / WARP, first_output = blockIdx.x * args.n_outputs;
     uint32_t left = args.n_embd - first_output, n_outputs = left < args.n_outputs ? left : args.n_outputs;
-    Cut cut = cut_row(args.n_ff);
-    uint32_t n_groups = (n_outputs + cut.rows - 1) / cut.rows;
-    uint8_t *own = (uint8_t *)stages + warp * 2 * Stage<Q>::BYTES;
+    uint32_t n_sets = (n_outputs + args.set_rows - 1) / args.set_rows;
+    uint8_t *own = (uint8_t *)stages + warp * DOWN_STAGE;
     auto store = [&](uint32_t output, uint32_t row, float product) { results[warp][row_numbers[warp][row]][output] = product; };
     // What this thread adds up, and whether it does.
     uint32_t my_row = threadIdx.x / DOWN_OUTPUTS, my_output = threadIdx.x % DOWN_OUTPUTS;
@@ -177,11 +177,8 @@ template <class Q> DEVICE void window_down(const WindowDownArgs &args) {
         const uint8_t *weights = 0;
         if (n_chosen > 0)
             weights = (const uint8_t *)args.table[(uint64_t)chosen.experts[base + warp] * EXPERT_PARTS + 2] + first_output * args.row_bytes;
-        WarpRows task = {weights, args.row_bytes, n_outputs, args.n_ff, 0, 1, n_groups};
-        if (max_chosen == 1)
-            multiply_rows<Q, 1>(task, rows[warp], n_chosen, 1, own, book, store);
-        else
-            multiply_rows<Q, WINDOW_ROWS>(task, rows[warp], n_chosen, max_chosen, own, book, store);
+        WarpRows task = {weights, args.row_bytes, n_outputs, args.n_ff, args.set_rows, 0, 1, n_sets};
+        multiply_rows<Q, ROWS, 1, DOWN_STAGE>(task, rows[warp], n_chosen, max_chosen, own, book, store);
         SYNC();
         for (uint32_t of_turn = 0; adds && of_turn < DOWN_WARPS && base + of_turn < n_experts; of_turn++) {
             uint32_t pair = chosen.pairs[base + of_turn][my_row];
@@ -194,10 +191,13 @@ template <class Q> DEVICE void window_down(const WindowDownArgs &args) {
         *residual = sum;
 }
 
-// window_gate_up_<type>   grid: (groups of weight rows / (PRODUCT_WARPS * warp_groups), rounded up, n_pairs, parts: 2 for gate and up of
+// window_gate_up_<type>   grid: (sets of weight rows / (PRODUCT_WARPS * warp_sets), rounded up, n_pairs, parts: 2 for gate and up of
 //                         one type, else 1), block: PRODUCT_BLOCK
 // window_down_<type>      grid: (n_embd / n_outputs, rounded up), block: DOWN_BLOCK
+// Both for windows of a single row, with _one_ before the type.
 #define WINDOW_EXPERTS(name, Type)                                                                                                         \
-    KERNEL(window_gate_up_##name, WindowGateUpArgs) { window_gate_up<Type>(args); }                                                        \
-    KERNEL(window_down_##name, WindowDownArgs) { window_down<Type>(args); }
+    KERNEL(window_gate_up_##name, WindowGateUpArgs) { window_gate_up<Type, WINDOW_ROWS>(args); }                                           \
+    KERNEL(window_gate_up_one_##name, WindowGateUpArgs) { window_gate_up<Type, 1>(args); }                                                 \
+    KERNEL(window_down_##name, WindowDownArgs) { window_down<Type, WINDOW_ROWS>(args); }                                                   \
+    KERNEL(window_down_one_##name, WindowDownArgs) { window_down<Type, 1>(args); }
 FOR_EVERY_QUANT_TYPE(WINDOW_EXPERTS)

@@ -26,19 +26,26 @@ KERNEL(norm_quantise, NormQuantiseArgs) {
     const float *x = args.x + (uint64_t)blockIdx.x * n;
     float *out = args.out + (uint64_t)blockIdx.x * n;
     double squares = 0.0;
+    float values[8], weight[8];
     for (uint32_t k = 8 * threadIdx.x; k < n; k += 8 * BLOCK) {
-        float values[8];
         load_floats8(x, k, n, values);
         UNROLL
         for (int i = 0; i < 8; i++)
             squares += (double)values[i] * (double)values[i];
     }
+    bool held = n <= 8 * BLOCK;
+    if (held) {
+        if (8 * threadIdx.x >= n)
+            load_floats8(x, n, n, values);
+        load_floats8(args.weight, 8 * threadIdx.x, n, weight);
+    }
     float factor = norm_factor(sum_over_block(squares), n, args.eps);
     for (uint32_t first = 0; first < n; first += 8 * BLOCK) {
         uint32_t k = first + 8 * threadIdx.x;
-        float values[8], weight[8];
-        load_floats8(x, k, n, values);
-        load_floats8(args.weight, k, n, weight);
+        if (!held) {
+            load_floats8(x, k, n, values);
+            load_floats8(args.weight, k, n, weight);
+        }
         UNROLL
         for (int i = 0; i < 8; i++)
             values[i] = values[i] * factor * weight[i];

@@ -105,20 +105,20 @@ args! {
     WindowMatrix: 24 { weights: Addr, out: Addr, n_out: u32, first_block: u32 }
     /// `window_products_*`.
     WindowProductsArgs: 136 {
-        input: Addr, row_bytes: u64, n_in: u32, n_rows: u32, n_matrices: u32, warp_groups: u32, accumulate: u32, unused: u32,
+        input: Addr, row_bytes: u64, n_in: u32, n_rows: u32, n_matrices: u32, set_rows: u32, warp_sets: u32, accumulate: u32,
         matrices: [WindowMatrix; WINDOW_MATRICES],
     }
     /// `window_gate_up_*`.
-    WindowGateUpArgs: 64 {
+    WindowGateUpArgs: 72 {
         input: Addr, ids: Addr, table: Addr, out: Addr, row_bytes: u64,
-        n_out: u32, n_in: u32, n_rows: u32, n_used: u32, first_part: u32, warp_groups: u32,
+        n_out: u32, n_in: u32, n_rows: u32, n_used: u32, first_part: u32, set_rows: u32, warp_sets: u32, unused: u32,
     }
     /// `window_activate`.
     WindowActivateArgs: 32 { gate: Addr, up: Addr, out: Addr, n_cols: u32, format: u32 }
     /// `window_down_*`.
     WindowDownArgs: 72 {
         activated: Addr, ids: Addr, weights: Addr, table: Addr, residual: Addr, row_bytes: u64,
-        n_embd: u32, n_ff: u32, n_rows: u32, n_used: u32, n_outputs: u32, unused: u32,
+        n_embd: u32, n_ff: u32, n_rows: u32, n_used: u32, n_outputs: u32, set_rows: u32,
     }
     /// `norm_quantise`.
     NormQuantiseArgs: 64 {

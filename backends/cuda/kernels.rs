@@ -92,7 +92,8 @@ const PLAIN: &[&str] = &[
 const BY_TYPE: &[&str] = &["experts_prompt", "experts_window", "mat_mul_prompt", "mat_mul_window", "unpack"];
 
 /// Kernels with a variant for each quantised type.
-const BY_QUANTISED_TYPE: &[&str] = &["window_down", "window_gate_up", "window_products"];
+const BY_QUANTISED_TYPE: &[&str] =
+    &["window_down", "window_down_one", "window_gate_up", "window_gate_up_one", "window_products", "window_products_one"];
 
 /// Which kernel: one of a name, or its variant for an element type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -11,41 +11,50 @@ use crate::backend::op::{Matrix, Op};
 use crate::backend::{Addr, Result};
 use crate::quant::{ActivationFormat, QuantType};
 
-/// Weights of a warp's step, and those of a slice.
+/// Weights of a row that a warp takes at a time.
 const STEP_WEIGHTS: u32 = 2048;
-const SLICE: u32 = 32;
 const WARP: u32 = 32;
-/// Warps of a block that multiplies.
+/// Warps of a block that multiplies, and the bytes of shared memory that each has for a step.
 const PRODUCT_WARPS: u32 = 4;
-/// Warps of a block that multiplies with down matrices, and its outputs: few, so that one row's experts are spread over the whole card.
+const PRODUCT_STAGE: u64 = 4544;
+/// Warps of a block that multiplies with down matrices, their bytes, and its outputs: few, so that one row's experts are spread over the
+/// whole card.
 const DOWN_WARPS: u32 = 8;
+const DOWN_STAGE: u64 = 3584;
 const DOWN_OUTPUTS: u32 = 8;
+/// Bytes of a stage that lie beside those of the rows: the rest of a line, and a word.
+const STAGE_BESIDE: u64 = 67;
 /// Pairs of a row and one of its experts that the kernel keeps a list of.
-const PAIRS_MAX: u64 = 256;
+const PAIRS_MAX: u64 = 128;
 /// Numbers that a warp stores as activations.
 const WARP_COLUMNS: u32 = 256;
 /// Threads of a block that multiplies float rows with one output's weights.
 const FLOATS_BLOCK: u32 = 128;
-/// Warps that fill the largest card once; with more work than that, a warp goes on to further groups of weight rows, up to some.
+/// Warps that fill the largest card half, and once. With more work than that, a warp takes more rows at a time, then more such sets.
+const SETS_AT_LEAST: u64 = 2048;
 const WARPS: u64 = 4096;
-const WARP_GROUPS_MAX: u64 = 16;
+const WARP_SETS_MAX: u64 = 16;
 
-/// Groups of weight rows, each of which a warp takes at a time.
-fn groups(n_out: u32, n_in: u32) -> u32 {
-    let rows = if n_in <= STEP_WEIGHTS / 4 {
-        4
-    } else if n_in <= STEP_WEIGHTS / 2 {
-        2
-    } else {
-        1
+/// Weight rows of `n_in` columns and `row_bytes` bytes that a warp takes at a time where there are `n_out`.
+fn set_rows(n_out: u64, n_in: u32, row_bytes: u64, stage: u64) -> u32 {
+    let group: u32 = match n_in {
+        ..=512 => 4,
+        513..=1024 => 2,
+        _ => 1,
     };
-    debug_assert!(n_in.is_multiple_of(SLICE), "the check of shapes demands whole blocks");
-    n_out.div_ceil(rows)
+    let whole = if n_in > STEP_WEIGHTS { 1 } else { (stage - STAGE_BESIDE) / row_bytes / u64::from(group) };
+    let spread = n_out / u64::from(group) / SETS_AT_LEAST;
+    group * u32::try_from(whole.min(spread).max(1)).unwrap_or(1)
 }
 
-/// Groups that a warp takes one after another where there are `n_groups`.
-fn warp_groups(n_groups: u64) -> u32 {
-    u32::try_from((n_groups / WARPS).clamp(1, WARP_GROUPS_MAX)).expect("clamped")
+/// Sets that a warp takes one after another where there are `n_sets`.
+fn warp_sets(n_sets: u64) -> u32 {
+    u32::try_from((n_sets / WARPS).clamp(1, WARP_SETS_MAX)).expect("clamped")
+}
+
+/// The kernel for windows of one row, or of several.
+fn for_rows(n_rows: u32, one: &'static str, several: &'static str) -> &'static str {
+    if n_rows == 1 { one } else { several }
 }
 
 /// True where integer kernels multiply rows of `format`.
@@ -68,26 +77,29 @@ impl Launch<'_> {
 
     fn products_of_a_type(self, matrices: &[(Matrix, Addr)], input: Addr, n_rows: u32, accumulate: bool) -> Result<()> {
         let (first, _) = matrices[0];
-        let n_groups = matrices.iter().map(|(matrix, _)| u64::from(groups(matrix.rows, matrix.cols))).sum();
-        let warp_groups = warp_groups(n_groups);
+        let row_bytes = first.row_bytes() as u64;
+        let n_out = matrices.iter().map(|(matrix, _)| u64::from(matrix.rows)).sum();
+        let set_rows = set_rows(n_out, first.cols, row_bytes, PRODUCT_STAGE);
+        let warp_sets = warp_sets(n_out / u64::from(set_rows));
         let none = WindowMatrix { weights: Addr(0), out: Addr(0), n_out: 0, first_block: 0 };
         let mut args = WindowProductsArgs {
             input,
-            row_bytes: first.row_bytes() as u64,
+            row_bytes,
             n_in: first.cols,
             n_rows,
             n_matrices: matrices.len() as u32,
-            warp_groups,
+            set_rows,
+            warp_sets,
             accumulate: accumulate.into(),
-            unused: 0,
             matrices: [none; WINDOW_MATRICES],
         };
         let mut n_blocks = 0;
         for (place, &(matrix, out)) in args.matrices.iter_mut().zip(matrices) {
             *place = WindowMatrix { weights: matrix.addr, out, n_out: matrix.rows, first_block: n_blocks };
-            n_blocks += groups(matrix.rows, matrix.cols).div_ceil(PRODUCT_WARPS * warp_groups);
+            n_blocks += matrix.rows.div_ceil(set_rows).div_ceil(PRODUCT_WARPS * warp_sets);
         }
-        self.kernel(Kernel("window_products", Some(first.quant_type)), [n_blocks.into(), 1, 1], PRODUCT_WARPS * WARP, &args)
+        let name = for_rows(n_rows, "window_products_one", "window_products");
+        self.kernel(Kernel(name, Some(first.quant_type)), [n_blocks.into(), 1, 1], PRODUCT_WARPS * WARP, &args)
     }
 
     /// Queues [`Op::ExpertsWindow`] where the rows are quantised.
@@ -101,41 +113,47 @@ impl Launch<'_> {
         }
         let parts = Parts::of(scratch, shape, n_pairs);
         for (first_part, quant_type, n_parts) in inner_launches(shape) {
-            let n_groups = groups(shape.n_ff, shape.n_embd);
+            let row_bytes = row_bytes(quant_type, shape.n_embd);
+            let set_rows = set_rows(u64::from(shape.n_ff) * n_parts * n_pairs, shape.n_embd, row_bytes, PRODUCT_STAGE);
             let args = WindowGateUpArgs {
                 input,
                 ids,
                 table,
                 out: parts.part(first_part, n_pairs * u64::from(shape.n_ff)),
-                row_bytes: row_bytes(quant_type, shape.n_embd),
+                row_bytes,
                 n_out: shape.n_ff,
                 n_in: shape.n_embd,
                 n_rows,
                 n_used,
                 first_part,
-                warp_groups: warp_groups(u64::from(n_groups) * n_parts * n_pairs),
+                set_rows,
+                warp_sets: 1,
+                unused: 0,
             };
-            let blocks = [n_groups.div_ceil(PRODUCT_WARPS * args.warp_groups).into(), n_pairs, n_parts];
-            self.kernel(Kernel("window_gate_up", Some(quant_type)), blocks, PRODUCT_WARPS * WARP, &args)?;
+            let blocks = [shape.n_ff.div_ceil(set_rows * PRODUCT_WARPS).into(), n_pairs, n_parts];
+            let name = for_rows(n_rows, "window_gate_up_one", "window_gate_up");
+            self.kernel(Kernel(name, Some(quant_type)), blocks, PRODUCT_WARPS * WARP, &args)?;
         }
         let up = parts.part(1, n_pairs * u64::from(shape.n_ff));
         self.window_activate(parts.floats, up, parts.activated, n_pairs, shape.n_ff, shape.down_format)?;
+        let row_bytes = row_bytes(shape.down_type, shape.n_ff);
         let args = WindowDownArgs {
             activated: parts.activated,
             ids,
             weights,
             table,
             residual,
-            row_bytes: row_bytes(shape.down_type, shape.n_ff),
+            row_bytes,
             n_embd: shape.n_embd,
             n_ff: shape.n_ff,
             n_rows,
             n_used,
             n_outputs: DOWN_OUTPUTS,
-            unused: 0,
+            set_rows: set_rows(u64::MAX, shape.n_ff, row_bytes, DOWN_STAGE).min(DOWN_OUTPUTS),
         };
         let blocks = [shape.n_embd.div_ceil(DOWN_OUTPUTS).into(), 1, 1];
-        self.kernel(Kernel("window_down", Some(shape.down_type)), blocks, DOWN_WARPS * WARP, &args)
+        let name = for_rows(n_rows, "window_down_one", "window_down");
+        self.kernel(Kernel(name, Some(shape.down_type)), blocks, DOWN_WARPS * WARP, &args)
     }
 
     /// Queues `silu(gate) * up` as activation rows.
@@ -239,7 +257,10 @@ mod tests {
 
     #[test]
     fn small_products_are_spread_and_large_ones_go_on() {
-        assert_eq!([groups(2048, 2048), groups(2049, 768), groups(9, 512), groups(9, 32)], [2048, 1025, 3, 3]);
-        assert_eq!([1, 4096, 8192, 1 << 40].map(warp_groups), [1, 1, 2, 16]);
+        // Q8_0: 2,048 columns are 2,176 bytes, 512 are 544.
+        assert_eq!([2048, 4096, 151_936].map(|n_out| set_rows(n_out, 2048, 2176, PRODUCT_STAGE)), [1, 2, 2]);
+        assert_eq!([1, 1 << 20].map(|n_out| set_rows(n_out, 512, 544, PRODUCT_STAGE)), [4, 8]);
+        assert_eq!([1, 1 << 20].map(|n_out| set_rows(n_out, 4096, 4352, PRODUCT_STAGE)), [1, 1]);
+        assert_eq!([1, 4096, 8192, 1 << 40].map(warp_sets), [1, 1, 2, 16]);
     }
 }

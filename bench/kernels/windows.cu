@@ -34,17 +34,17 @@ struct Type {
     const char *name;
     uint32_t len, bytes, format;
     std::vector<uint32_t> halves; // offsets of scales in a block
-    void (*products)(WindowProductsArgs);
-    void (*gate_up)(WindowGateUpArgs);
-    void (*down)(WindowDownArgs);
+    void (*products[2])(WindowProductsArgs); // several rows, one row
+    void (*gate_up[2])(WindowGateUpArgs); // several rows, one row
+    void (*down[2])(WindowDownArgs); // several rows, one row
     void (*check)(const uint8_t *, const uint8_t *, double *, uint32_t, uint32_t, uint64_t);
     uint64_t row_bytes(uint32_t n) const { return (uint64_t)n / len * bytes; }
 };
 
 #define TYPE(name, Q, ...)                                                                                                                 \
     Type {                                                                                                                                 \
-        #Q, Q::LEN, Q::BYTES, Q::LEN == 32 ? ROWS_Q8_0 : ROWS_Q8_K, {__VA_ARGS__}, window_products_##name, window_gate_up_##name,          \
-            window_down_##name, reference<Q>                                                                                               \
+        #Q, Q::LEN, Q::BYTES, Q::LEN == 32 ? ROWS_Q8_0 : ROWS_Q8_K, {__VA_ARGS__}, {window_products_##name, window_products_one_##name}, {window_gate_up_##name, window_gate_up_one_##name},          \
+            {window_down_##name, window_down_one_##name}, reference<Q>                                                                                               \
     }
 static const Type TYPES[] = {TYPE(q8_0, Q8_0, 0), TYPE(q4_k, Q4_K, 0, 2), TYPE(q5_k, Q5_K, 0, 2), TYPE(q6_k, Q6_K, 208),
                              TYPE(iq3_xxs, IQ3_XXS, 0), TYPE(iq4_xs, IQ4_XS, 0), TYPE(mxfp4, MXFP4), TYPE(iq2_s, IQ2_S, 0)};
@@ -94,13 +94,13 @@ struct Pinned {
     ~Pinned() { cudaFreeHost(at); }
 };
 
-static uint32_t groups(uint32_t n_out, uint32_t n_in) {
+// As backends/cuda/windows.rs chooses them.
+static uint32_t set_rows(const Type &type, uint64_t n_out, uint32_t n_in, uint32_t stage) {
     uint32_t slices = n_in / 32, rows = slices <= 16 ? 4 : slices <= 32 ? 2 : 1;
-    return (n_out + rows - 1) / rows;
+    uint64_t fit = slices > 64 ? 1 : std::max<uint64_t>((stage - 67) / type.row_bytes(n_in) / rows, 1);
+    return rows * (uint32_t)std::min(fit, std::max<uint64_t>(n_out / rows / 2048, 1));
 }
-
-// As backends/cuda/windows.rs chooses it.
-static uint32_t warp_groups(uint64_t groups) { return (uint32_t)std::min<uint64_t>(std::max<uint64_t>(groups / 4096, 1), 16); }
+static uint32_t warp_sets(uint64_t sets) { return (uint32_t)std::min<uint64_t>(std::max<uint64_t>(sets / 4096, 1), 16); }
 
 static uint32_t ceil_div(uint32_t a, uint32_t b) { return (a + b - 1) / b; }
 
@@ -108,9 +108,11 @@ static void launch_products(const Type &type, const uint8_t *weights, const uint
                             uint32_t n_rows, cudaStream_t stream = 0) {
     WindowProductsArgs args = {};
     args.input = input, args.row_bytes = type.row_bytes(n_in), args.n_in = n_in, args.n_rows = n_rows, args.n_matrices = 1;
-    args.warp_groups = warp_groups(groups(n_out, n_in));
+    args.set_rows = set_rows(type, n_out, n_in, PRODUCT_STAGE);
+    uint32_t n_sets = ceil_div(n_out, args.set_rows);
+    args.warp_sets = warp_sets(n_sets);
     args.matrices[0] = {weights, out, n_out, 0};
-    type.products<<<ceil_div(groups(n_out, n_in), PRODUCT_WARPS * args.warp_groups), PRODUCT_BLOCK, 0, stream>>>(args);
+    type.products[n_rows == 1]<<<ceil_div(n_sets, PRODUCT_WARPS * args.warp_sets), PRODUCT_BLOCK, 0, stream>>>(args);
 }
 
 static double products_error(const Type &type, const uint8_t *weights, const uint8_t *input, const float *out, uint32_t n_out, uint32_t n_in,
@@ -215,9 +217,10 @@ struct Window {
         args.input = input.rows.at, args.ids = ids.at + set * n_rows * 8, args.table = table.at, args.out = floats.at;
         args.row_bytes = layer.type.row_bytes(layer.n_embd), args.n_out = layer.n_ff, args.n_in = layer.n_embd;
         args.n_rows = n_rows, args.n_used = 8, args.first_part = 0;
-        uint32_t n_groups = groups(layer.n_ff, layer.n_embd);
-        args.warp_groups = warp_groups((uint64_t)n_groups * 2 * n_rows * 8);
-        layer.type.gate_up<<<dim3(ceil_div(n_groups, PRODUCT_WARPS * args.warp_groups), n_rows * 8, 2), PRODUCT_BLOCK, 0, stream>>>(args);
+        args.set_rows = set_rows(layer.type, (uint64_t)layer.n_ff * 2 * n_rows * 8, layer.n_embd, PRODUCT_STAGE);
+        uint32_t n_sets = ceil_div(layer.n_ff, args.set_rows);
+        args.warp_sets = 1;
+        layer.type.gate_up[n_rows == 1]<<<dim3(ceil_div(n_sets, PRODUCT_WARPS * args.warp_sets), n_rows * 8, 2), PRODUCT_BLOCK, 0, stream>>>(args);
     }
     void activate(cudaStream_t stream) {
         WindowActivateArgs args = {floats.at, floats.at + (size_t)n_rows * 8 * layer.n_ff, activated.at, layer.n_ff, layer.type.format};
@@ -228,7 +231,8 @@ struct Window {
         args.activated = activated.at, args.ids = ids.at + set * n_rows * 8, args.weights = weights.at, args.table = table.at;
         args.residual = residual.at, args.row_bytes = layer.type.row_bytes(layer.n_ff), args.n_embd = layer.n_embd, args.n_ff = layer.n_ff;
         args.n_rows = n_rows, args.n_used = 8, args.n_outputs = 8;
-        layer.type.down<<<ceil_div(layer.n_embd, args.n_outputs), DOWN_BLOCK, 0, stream>>>(args);
+        args.set_rows = std::min(8u, set_rows(layer.type, ~0u, layer.n_ff, DOWN_STAGE));
+        layer.type.down[n_rows == 1]<<<ceil_div(layer.n_embd, args.n_outputs), DOWN_BLOCK, 0, stream>>>(args);
     }
     void run(int set, cudaStream_t stream = 0) {
         gate_up(set, stream);
