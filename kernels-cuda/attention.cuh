@@ -19,11 +19,8 @@
 
 #ifdef __CUDACC__
 #define HERE __device__ __forceinline__
-#define PRAGMA(words) _Pragma(#words)
-#define UNROLL_BY(times) PRAGMA(unroll times)
 #else
 #define HERE inline
-#define UNROLL_BY(times)
 #endif
 
 struct AttentionArgs {
