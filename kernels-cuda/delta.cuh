@@ -17,20 +17,27 @@ DEVICE uint32_t delta_heads(DeltaShape shape) {
 
 // Sums over LANES neighbouring threads, a power of two, which all of them get. Every thread of the block calls it.
 template <int LANES, int COUNT> DEVICE void sum_over(float (&values)[COUNT]) {
-    UNROLL for (int step = 1; step < LANES; step *= 2) {
 #ifdef __CUDACC__
+    UNROLL for (int step = 1; step < LANES; step *= 2)
         UNROLL for (int at = 0; at < COUNT; at++)
             values[at] += __shfl_xor_sync(0xffffffffu, values[at], step);
 #else
-        SHARED float parts[BLOCK][COUNT];
-        SYNC();
-        for (int at = 0; at < COUNT; at++)
-            parts[threadIdx.x][at] = values[at];
-        SYNC();
-        for (int at = 0; at < COUNT; at++)
-            values[at] += parts[threadIdx.x ^ step][at];
-#endif
+    SHARED float parts[BLOCK][COUNT];
+    SYNC();
+    for (int at = 0; at < COUNT; at++)
+        parts[threadIdx.x][at] = values[at];
+    SYNC();
+    for (int at = 0; at < COUNT; at++) {
+        // The same pairs, whose order does not matter.
+        float sums[LANES];
+        for (int lane = 0; lane < LANES; lane++)
+            sums[lane] = parts[threadIdx.x / LANES * LANES + lane][at];
+        for (int n = LANES / 2; n > 0; n /= 2)
+            for (int lane = 0; lane < n; lane++)
+                sums[lane] = sums[2 * lane] + sums[2 * lane + 1];
+        values[at] = sums[0];
     }
+#endif
 }
 
 // Four neighbours in memory, at once where their address allows it.

@@ -1,7 +1,7 @@
 //! Attention over stored rows, in both forms and all cache formats.
 
-use ebbtide::backend::op::{KvFormat, Op, Path};
 use ebbtide::backend::Backend;
+use ebbtide::backend::op::{KvFormat, Op, Path};
 
 use crate::device::{Rig, start};
 use crate::numbers::Numbers;
@@ -102,7 +102,8 @@ pub fn attention_sees_the_stored_rows_up_to_its_own_position<B: Backend>(rig: &R
         let (n_head, _, head_dim) = heads;
         let mut numbers = Numbers::seeded(9);
         let stored = rows(&mut numbers, heads, 75);
-        for (format, first_row) in [(KvFormat::F32, 0), (KvFormat::F16, 0), (KvFormat::Q8_0, 0), (KvFormat::F16, 25), (KvFormat::Q8_0, 13)] {
+        for (format, first_row) in [(KvFormat::F32, 0), (KvFormat::F16, 0), (KvFormat::Q8_0, 0), (KvFormat::F16, 25), (KvFormat::Q8_0, 13)]
+        {
             let cache = Cache::new(rig, heads, format, 100, first_row, stored.clone());
             let cases = [vec![0], vec![74], vec![3, 4, 40, 64, 74]];
             for (positions, path) in cases.iter().flat_map(|positions| [Path::Prompt, Path::Window].map(|path| (positions, path))) {
@@ -117,7 +118,9 @@ pub fn attention_sees_the_stored_rows_up_to_its_own_position<B: Backend>(rig: &R
 }
 
 pub fn a_row_does_not_meet_values_behind_its_position<B: Backend>(rig: &Rig<B>) {
-    for (heads, format) in [(2, 2, 64), (4, 1, 128), (1, 1, 48)].into_iter().flat_map(|heads| [(heads, KvFormat::F32), (heads, KvFormat::F16)]) {
+    for (heads, format) in
+        [(2, 2, 64), (4, 1, 128), (1, 1, 48)].into_iter().flat_map(|heads| [(heads, KvFormat::F32), (heads, KvFormat::F16)])
+    {
         let (n_head, n_head_kv, head_dim) = heads;
         let mut numbers = Numbers::seeded(12);
         let [keys, mut values] = rows(&mut numbers, heads, 75);
@@ -139,18 +142,20 @@ pub fn a_row_does_not_meet_values_behind_its_position<B: Backend>(rig: &Rig<B>) 
 }
 
 pub fn an_attended_row_does_not_depend_on_the_rows_beside_it<B: Backend>(rig: &Rig<B>) {
-    const N_ROWS: u32 = 150;
-    for heads in [(4, 2, 32), (6, 2, 64), (8, 1, 128), (4, 1, 256)] {
+    const N_ROWS: u32 = 100;
+    for heads in [(2, 1, 32), (6, 2, 64), (8, 1, 128), (2, 1, 256)] {
         let row_len = (heads.0 * heads.2) as usize;
         for format in [KvFormat::F16, KvFormat::Q8_0] {
             let mut numbers = Numbers::seeded(14);
             let stored = rows(&mut numbers, heads, N_ROWS);
             let cache = Cache::new(rig, heads, format, N_ROWS, 0, stored);
-            let positions: Vec<i32> = (N_ROWS.cast_signed() - 64..N_ROWS.cast_signed()).collect();
+            let positions: Vec<i32> = (N_ROWS.cast_signed() - 40..N_ROWS.cast_signed()).collect();
             let queries = numbers.floats(positions.len() * row_len, 2.0);
             let together = cache.attend(rig, &queries, &positions, 0.15, Path::Prompt);
-            for size in [1, 7, 33] {
-                for (rows, (queries, together)) in positions.chunks(size).zip(queries.chunks(size * row_len).zip(together.chunks(size * row_len))) {
+            for size in [1, 23] {
+                for (rows, (queries, together)) in
+                    positions.chunks(size).zip(queries.chunks(size * row_len).zip(together.chunks(size * row_len)))
+                {
                     // A call of each kind is enough.
                     if size > 1 || rows[0] % 16 == 5 {
                         let cut = cache.attend(rig, queries, rows, 0.15, Path::Prompt);
@@ -158,14 +163,12 @@ pub fn an_attended_row_does_not_depend_on_the_rows_beside_it<B: Backend>(rig: &R
                     }
                 }
             }
-            let (positions, queries) = (&positions[31..39], &queries[31 * row_len..39 * row_len]);
+            let (positions, queries) = (&positions[30..38], &queries[30 * row_len..38 * row_len]);
             let together = cache.attend(rig, queries, positions, 0.15, Path::Window);
-            for first in 0..8 {
-                for end in first + 1..=8 {
-                    let part = first * row_len..end * row_len;
-                    let cut = cache.attend(rig, &queries[part.clone()], &positions[first..end], 0.15, Path::Window);
-                    assert!(cut == together[part], "{heads:?} {format:?}: rows {first} to {end} of a window in one of their own");
-                }
+            for (first, end) in [(0, 1), (1, 3), (0, 4), (3, 8), (5, 6), (7, 8)] {
+                let part = first * row_len..end * row_len;
+                let cut = cache.attend(rig, &queries[part.clone()], &positions[first..end], 0.15, Path::Window);
+                assert!(cut == together[part], "{heads:?} {format:?}: rows {first} to {end} of a window in one of their own");
             }
         }
     }
