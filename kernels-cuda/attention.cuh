@@ -19,11 +19,8 @@
 
 #ifdef __CUDACC__
 #define HERE __device__ __forceinline__
-#define PRAGMA(words) _Pragma(#words)
-#define UNROLL_BY(times) PRAGMA(unroll times)
 #else
 #define HERE inline
-#define UNROLL_BY(times)
 #endif
 
 struct AttentionArgs {
@@ -360,38 +357,63 @@ template <class Kv> DEVICE void attention_window(const AttentionArgs &args) {
     }
 }
 
-// Most stretches of any context.
+// Stretches of which a query sees a key.
+DEVICE uint32_t stretches_seen(uint32_t n_keys) {
+    if (n_keys == 0)
+        return 0;
+    uint32_t last = n_keys - 1, doublings = 0;
+    if (last < 16 * KEY_TILE)
+        return last / KEY_TILE + 1;
+    while (last >> doublings >= 32 * KEY_TILE)
+        doublings++;
+    return 16 * doublings + (last >> doublings) / KEY_TILE + 1;
+}
+
+// Most stretches of any context, and how many are read at once.
 #define STRETCHES_MAX 512
+#define JOINED_AT_ONCE 16
 
 // Joins the stretches of every query. Groups of threads have a number each, and every so manyth stretch.
 // grid: (n_rows * n_head), block: HEAD_DIM_MAX
 KERNEL(attention_window_join, AttentionArgs) {
     SHARED float largest_of[STRETCHES_MAX], sum_of[STRETCHES_MAX], values[HEAD_DIM_MAX];
     const uint32_t head_dim = args.head_dim, n_groups = HEAD_DIM_MAX / head_dim;
-    const uint32_t group = threadIdx.x / head_dim, d = threadIdx.x % head_dim, n_keys = keys_seen(args, blockIdx.x / args.n_head);
+    const uint32_t group = threadIdx.x / head_dim, d = threadIdx.x % head_dim;
     const uint64_t record_len = head_dim + 2;
     const float *records = args.partial + (uint64_t)blockIdx.x * args.n_stretches * record_len;
-    uint32_t n_stretches = 0;
-    while (n_stretches < args.n_stretches && stretch_begin(n_stretches) < n_keys)
-        n_stretches++;
-    for (uint32_t stretch = threadIdx.x; stretch < n_stretches; stretch += blockDim.x) {
-        largest_of[stretch] = records[stretch * record_len + head_dim];
-        sum_of[stretch] = records[stretch * record_len + head_dim + 1];
+    const uint32_t n_seen = stretches_seen(keys_seen(args, blockIdx.x / args.n_head));
+    const uint32_t n_stretches = n_seen < args.n_stretches ? n_seen : args.n_stretches;
+    // Whole turns: what is behind the last stretch has no share.
+    const uint32_t n_padded = (n_stretches + JOINED_AT_ONCE - 1) / JOINED_AT_ONCE * JOINED_AT_ONCE;
+    for (uint32_t stretch = threadIdx.x; stretch < n_padded; stretch += blockDim.x) {
+        const bool is_there = stretch < n_stretches;
+        largest_of[stretch] = is_there ? records[stretch * record_len + head_dim] : -INFINITY;
+        sum_of[stretch] = is_there ? records[stretch * record_len + head_dim + 1] : 0.0f;
     }
     SYNC();
     float largest = -INFINITY, sum = 0.0f, value = 0.0f;
-    for (uint32_t stretch = 0; stretch < n_stretches; stretch++)
-        largest = fmaxf(largest, largest_of[stretch]);
+    for (uint32_t first = 0; first < n_padded; first += JOINED_AT_ONCE)
+        UNROLL for (uint32_t at = 0; at < JOINED_AT_ONCE; at++)
+            largest = fmaxf(largest, largest_of[first + at]);
     SYNC();
-    for (uint32_t stretch = threadIdx.x; stretch < n_stretches; stretch += blockDim.x)
-        largest_of[stretch] = expf(largest_of[stretch] - largest);
+    for (uint32_t stretch = threadIdx.x; stretch < n_padded; stretch += blockDim.x)
+        largest_of[stretch] = stretch < n_stretches ? expf(largest_of[stretch] - largest) : 0.0f;
     SYNC();
-    for (uint32_t stretch = 0; stretch < n_stretches; stretch++)
-        sum = fmaf(largest_of[stretch], sum_of[stretch], sum);
+    for (uint32_t first = 0; first < n_padded; first += JOINED_AT_ONCE)
+        UNROLL for (uint32_t at = 0; at < JOINED_AT_ONCE; at++)
+            sum = fmaf(largest_of[first + at], sum_of[first + at], sum);
     if (group < n_groups) {
-        UNROLL_BY(16)
-        for (uint32_t stretch = group; stretch < n_stretches; stretch += n_groups)
-            value = fmaf(largest_of[stretch], records[stretch * record_len + d], value);
+        for (uint32_t first = group; first < n_stretches; first += JOINED_AT_ONCE * n_groups) {
+            float of[JOINED_AT_ONCE];
+            UNROLL for (uint32_t at = 0; at < JOINED_AT_ONCE; at++) {
+                const uint32_t stretch = first + at * n_groups;
+                of[at] = stretch < n_stretches ? records[stretch * record_len + d] : 0.0f;
+            }
+            UNROLL for (uint32_t at = 0; at < JOINED_AT_ONCE; at++) {
+                const uint32_t stretch = first + at * n_groups;
+                value = fmaf(stretch < n_stretches ? largest_of[stretch] : 0.0f, of[at], value);
+            }
+        }
     }
     values[threadIdx.x] = value;
     SYNC();

@@ -31,16 +31,6 @@ DEVICE float power_of_two(float x) {
     return power;
 }
 
-// As copy_chunk, for 4 or 8 bytes at multiples of as many.
-template <int BYTES> DEVICE void copy_bytes(uint8_t *to, const uint8_t *from, bool is_there) {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;\n" ::"r"(shared_address(to)), "l"(from), "n"(BYTES), "r"(is_there ? BYTES : 0));
-#else
-    UNROLL for (int at = 0; at < BYTES; at += 4)
-        *(uint32_t *)(to + at) = is_there ? *(const uint32_t *)(from + at) : 0;
-#endif
-}
-
 #else
 
 DEVICE uint32_t scaled_pair(uint32_t word, int is_high, uint32_t scale) {
@@ -50,11 +40,6 @@ DEVICE uint32_t scaled_pair(uint32_t word, int is_high, uint32_t scale) {
 }
 
 DEVICE float power_of_two(float x) { return exp2f(x); }
-
-template <int BYTES> DEVICE void copy_bytes(uint8_t *to, const uint8_t *from, bool is_there) {
-    for (int at = 0; at < BYTES; at++)
-        to[at] = is_there ? from[at] : 0;
-}
 
 #endif
 
@@ -330,8 +315,8 @@ DEVICE void attention_tiles(const AttentionArgs &args, Tiles &tiles, LeftTile *p
         attention_tiles<TilesOfHead, head_dim, n_keys, sub, warps, row_tiles, n_parked>(args, tiles, parking);                             \
     }
 ATTENTION_TILES(attention_tiles_f16_64, TilesF16, 64, 32, 32, 4, 2, 0)
-ATTENTION_TILES(attention_tiles_f16_128, TilesF16, 128, 32, 32, 4, 2, 3)
-ATTENTION_TILES(attention_tiles_f16_256, TilesF16, 256, 16, 16, 8, 1, 3)
+ATTENTION_TILES(attention_tiles_f16_128, TilesF16, 128, 32, 32, 4, 2, 2)
+ATTENTION_TILES(attention_tiles_f16_256, TilesF16, 256, 16, 16, 8, 1, 0)
 ATTENTION_TILES(attention_tiles_q8_0_64, TilesQ8_0, 64, 32, 32, 4, 2, 0)
 ATTENTION_TILES(attention_tiles_q8_0_128, TilesQ8_0, 128, 32, 32, 4, 2, 3)
-ATTENTION_TILES(attention_tiles_q8_0_256, TilesQ8_0, 256, 16, 16, 8, 1, 3)
+ATTENTION_TILES(attention_tiles_q8_0_256, TilesQ8_0, 256, 16, 16, 8, 1, 0)

@@ -1,63 +1,188 @@
 // Op::Attention of windows on matrix units: a stretch of the keys for a block, as in attention.cuh, whose other kernels are those for caches
 // of f32 and for other heads.
 //
-// All of a block's queries share a tile of keys. Four warps have the scores of sixteen keys each, then a quarter of every value's numbers, and
-// meet in shared memory. The largest score of a tile is that of all its keys, so a query's numbers depend on its own tiles alone.
+// There is little to compute and much to read, so keys and values go from memory straight to the registers that they are multiplied from, as
+// much at once as registers hold. Warps take slices of sixteen keys in turn, for sixteen queries, each with a softmax of its own (two warps for
+// heads of 256, which have half of the columns each); at the end their results are joined. So a query's numbers depend on the stretch alone.
+//
+// What a thread reads at once is eight neighbouring numbers of a row, which are not those that it has of a tile otherwise: the numbers of a
+// product are taken in another order, the same for queries and keys, and so are the columns of the values.
 #pragma once
 #include "attention_tiles.cuh"
 
 #define WINDOW_WARPS 4
 #define WINDOW_THREADS (WINDOW_WARPS * WARP)
+#define WINDOW_QUERIES 16
+#define SLICE_KEYS 16
+// Columns of values that are joined at a time.
+#define JOINED 64
 
-// A tile of KEYS keys as halves, each of its two parts copied while the other is multiplied.
-template <bool IS_Q8_0, int HEAD_DIM, int KEYS> struct WindowTile {
-    enum { BYTES = IS_Q8_0 ? HEAD_DIM / KV_BLOCK * KV_BLOCK_BYTES : 16, UNIT = BYTES % 8 ? 4 : 8, UNITS = BYTES / UNIT, CHUNKS = HEAD_DIM / CHUNK };
-    alignas(16) uint16_t halves[2][KEYS * HEAD_DIM]; // keys and values
-    alignas(16) uint8_t stored[IS_Q8_0 ? KEYS * BYTES : 16];
+// Eight numbers of a row in the cache, from number d on, as halves.
+struct Eight {
+    uint32_t at[4];
+};
 
-    // Begins to copy keys first_key and on, of which those from `end_key` on become zeros; nothing is copied behind the last tile.
-    HERE void begin(int part, const uint8_t *cache, uint64_t key_bytes, uint32_t first_key, uint32_t end_key) {
-        if (first_key < end_key) {
-            UNROLL for (uint32_t at = threadIdx.x; at < KEYS * (IS_Q8_0 ? UNITS : CHUNKS); at += WINDOW_THREADS) {
-                if (IS_Q8_0) {
-                    uint32_t line = at / UNITS, unit = at % UNITS;
-                    bool is_key = first_key + line < end_key;
-                    copy_bytes<UNIT>(stored + at * UNIT, cache + (is_key ? (first_key + line) * key_bytes + unit * UNIT : 0), is_key);
-                } else {
-                    uint32_t line = at / CHUNKS, chunk = at % CHUNKS;
-                    bool is_key = first_key + line < end_key;
-                    const uint8_t *from = cache + (is_key ? (first_key + line) * key_bytes + chunk * 16 : 0);
-                    copy_chunk(halves[part] + chunk_at<CHUNKS>(line, chunk), (const uint16_t *)from, is_key);
+template <bool IS_Q8_0> DEVICE Eight load_eight(const uint8_t *row, uint32_t d) {
+    Eight eight;
+    if (!IS_Q8_0) {
+        Four four = *(const Four *)(row + 2 * d);
+        UNROLL for (int i = 0; i < 4; i++)
+            eight.at[i] = bits_of_float(four.at[i]);
+        return eight;
+    }
+    const uint8_t *block = row + d / KV_BLOCK * KV_BLOCK_BYTES;
+    const uint16_t *pairs = (const uint16_t *)(block + 2 + d % KV_BLOCK);
+    const uint32_t scale = *(const uint16_t *)block;
+    UNROLL for (int i = 0; i < 4; i++)
+        eight.at[i] = scaled_pair(pairs[i], 0, scale);
+    return eight;
+}
+
+#ifdef __CUDACC__
+
+// Sixteen keys as right tiles: numbers 32 j + 8 (lane % 4) and on are this thread's of step 2 j, four, and of the next, four.
+template <bool IS_Q8_0, int HEAD_DIM> struct KeySlice {
+    RightTile at[2][HEAD_DIM / 16];
+
+    HERE void load(const uint8_t *cache, uint64_t key_bytes, uint32_t first_key, uint32_t end_key) {
+        UNROLL for (int tile = 0; tile < 2; tile++) {
+            const uint32_t key = first_key + 8 * tile + lane_of_warp() / 4;
+            UNROLL for (int j = 0; j < HEAD_DIM / 32; j++) {
+                Eight eight = {{0, 0, 0, 0}};
+                if (key < end_key)
+                    eight = load_eight<IS_Q8_0>(cache + key * key_bytes, 32 * j + lane_of_warp() % 4 * 8);
+                UNROLL for (int i = 0; i < 2; i++) {
+                    at[tile][2 * j + i].at[0] = eight.at[2 * i];
+                    at[tile][2 * j + i].at[1] = eight.at[2 * i + 1];
                 }
             }
-        }
-        end_copies();
-    }
-
-    // What was begun before the last copies, or, of Q8_0, the last copies, become keys or values. Every thread of the block calls it.
-    HERE void arrive(int part) {
-        wait_for_copies<IS_Q8_0 ? 0 : 1>();
-        SYNC();
-        if (IS_Q8_0) {
-            const uint32_t pairs = HEAD_DIM / 64;
-            UNROLL for (uint32_t at = threadIdx.x; at < KEYS * pairs; at += WINDOW_THREADS)
-                decode_blocks<CHUNKS>(stored + at * 68, halves[part], at / pairs, at % pairs * 8);
-            SYNC();
         }
     }
 };
 
-// ROW_TILES times sixteen queries. The record of a query has the weighted values of the stretch, the largest score and the sum of shares.
-template <bool IS_Q8_0, int HEAD_DIM, int KEYS, int ROW_TILES> DEVICE void attention_window_tiles(const AttentionArgs &args) {
-    enum { QUERIES = 16 * ROW_TILES, CHUNKS = HEAD_DIM / CHUNK, PARTS = KEYS / 16, COLUMNS = HEAD_DIM / WINDOW_WARPS };
-    typedef WindowTile<IS_Q8_0, HEAD_DIM, KEYS> Tile;
-    SHARED Tile tile;
-    SHARED struct {
-        alignas(16) uint16_t at[QUERIES * KEYS];
-    } shares;
-    SHARED float exchange[PARTS][QUERIES]; // largest scores of sixteen keys, later sums of their shares
-    SHARED uint32_t met_from[HEAD_DIM];    // as in attention_tiles
-    const Queries queries = queries_of(args, blockIdx.y, blockIdx.z, QUERIES);
+// COLUMNS columns of sixteen keys' values: of keys 2 (lane % 4), the next, and both plus eight, columns 64 h + 8 (lane / 4) and on.
+template <bool IS_Q8_0, int COLUMNS> struct ValueSlice {
+    Eight at[COLUMNS / 64][4];
+
+    static HERE uint32_t key_of(int which) { return lane_of_warp() % 4 * 2 + which % 2 + which / 2 * 8; }
+
+    HERE void load(const uint8_t *cache, uint64_t key_bytes, uint32_t first_key, uint32_t end_key) {
+        UNROLL for (int which = 0; which < 4; which++) {
+            const uint32_t key = first_key + key_of(which);
+            UNROLL for (int h = 0; h < COLUMNS / 64; h++) {
+                at[h][which] = {{0, 0, 0, 0}};
+                if (key < end_key)
+                    at[h][which] = load_eight<IS_Q8_0>(cache + key * key_bytes, 64 * h + lane_of_warp() / 4 * 8);
+            }
+        }
+    }
+
+    // Columns 64 h + 8 n + i as a right tile's rows n.
+    HERE RightTile right(int h, int i) const {
+        const int order = i % 2 ? 0x7632 : 0x5410;
+        return {{__byte_perm(at[h][0].at[i / 2], at[h][1].at[i / 2], order), __byte_perm(at[h][2].at[i / 2], at[h][3].at[i / 2], order)}};
+    }
+
+    // As take_out in attention_tiles.cuh, to a line of this thread's own or of threads that find the same.
+    HERE void take_out(uint32_t first_key, uint32_t *met_from) {
+        UNROLL for (int h = 0; h < COLUMNS / 64; h++)
+            UNROLL for (int which = 0; which < 4; which++)
+                UNROLL for (int i = 0; i < 8; i++) {
+                    uint32_t &two = at[h][which].at[i / 2];
+                    const uint32_t exponent = 0x7c00u << 16 * (i % 2), column = 64 * h + lane_of_warp() / 4 * 8 + i;
+                    if ((two & exponent) != exponent)
+                        continue;
+                    two &= i % 2 ? 0xffffu : 0xffff0000u;
+                    if (first_key + key_of(which) < met_from[column])
+                        met_from[column] = first_key + key_of(which);
+                }
+    }
+};
+
+#else
+
+DEVICE uint16_t half_of_row(bool is_q8_0, const uint8_t *row, uint32_t d) {
+    Eight eight = is_q8_0 ? load_eight<true>(row, d / 8 * 8) : load_eight<false>(row, d / 8 * 8);
+    return (uint16_t)(eight.at[d % 8 / 2] >> 16 * (d % 2));
+}
+
+template <bool IS_Q8_0, int HEAD_DIM> struct KeySlice {
+    RightTile at[2][HEAD_DIM / 16];
+
+    void load(const uint8_t *cache, uint64_t key_bytes, uint32_t first_key, uint32_t end_key) {
+        for (uint32_t tile = 0; tile < 2; tile++)
+            for (uint32_t step = 0; step < HEAD_DIM / 16; step++)
+                for (uint32_t row = 0; row < 2; row++)
+                    for (uint32_t number = 0; number < 16; number++) {
+                        uint32_t key = first_key + 8 * tile + lane_of_warp() % 4 * 2 + row;
+                        uint32_t d = step / 2 * 32 + number % 8 / 2 * 8 + step % 2 * 4 + number / 8 * 2 + number % 2;
+                        at[tile][step].rows[row][number] = key < end_key ? half_to_float(half_of_row(IS_Q8_0, cache + key * key_bytes, d)) : 0.0f;
+                    }
+    }
+};
+
+template <bool IS_Q8_0, int COLUMNS> struct ValueSlice {
+    RightTile at[COLUMNS / 64][8];
+
+    static uint32_t column(uint32_t h, uint32_t i, uint32_t row) { return 64 * h + 8 * (lane_of_warp() % 4 * 2 + row) + i; }
+
+    void load(const uint8_t *cache, uint64_t key_bytes, uint32_t first_key, uint32_t end_key) {
+        for (uint32_t h = 0; h < COLUMNS / 64; h++)
+            for (uint32_t i = 0; i < 8; i++)
+                for (uint32_t row = 0; row < 2; row++)
+                    for (uint32_t number = 0; number < 16; number++) {
+                        uint32_t key = first_key + number;
+                        const uint8_t *from = cache + key * key_bytes;
+                        at[h][i].rows[row][number] = key < end_key ? half_to_float(half_of_row(IS_Q8_0, from, column(h, i, row))) : 0.0f;
+                    }
+    }
+
+    RightTile right(int h, int i) const { return at[h][i]; }
+
+    void take_out(uint32_t first_key, uint32_t *met_from) {
+        for (uint32_t h = 0; h < COLUMNS / 64; h++)
+            for (uint32_t i = 0; i < 8; i++)
+                for (uint32_t row = 0; row < 2; row++)
+                    for (uint32_t number = 0; number < 16; number++) {
+                        float &value = at[h][i].rows[row][number];
+                        uint32_t &from = met_from[column(h, i, row)];
+                        if (value - value == 0.0f)
+                            continue;
+                        value = 0.0f;
+                        from = from < first_key + number ? from : first_key + number;
+                    }
+    }
+};
+
+#endif
+
+// A query's row in the order of KeySlice: this thread's part of the left tile of a step.
+DEVICE LeftTile load_query_in_order(const float *low_row, const float *high_row, uint32_t step, float sign) {
+    const uint32_t at = step / 2 * 32 + lane_of_warp() % 4 * 8 + step % 2 * 4;
+    float low[4], high[4];
+    UNROLL for (int i = 0; i < 2; i++) {
+        low[i] = low_row ? sign * low_row[at + i] : 0.0f;
+        low[2 + i] = high_row ? sign * high_row[at + i] : 0.0f;
+        high[i] = low_row ? sign * low_row[at + 2 + i] : 0.0f;
+        high[2 + i] = high_row ? sign * high_row[at + 2 + i] : 0.0f;
+    }
+    return left_of_sums(low, high);
+}
+
+// The record of a query has the weighted values of the stretch, the largest score and the sum of shares.
+template <bool IS_Q8_0, int HEAD_DIM> DEVICE void attention_window_slices(const AttentionArgs &args) {
+    enum {
+        STEPS = HEAD_DIM / 16,
+        SHARE = HEAD_DIM > 128 ? 2 : 1, // warps of a slice
+        COLUMNS = HEAD_DIM / SHARE,
+        PARTS = COLUMNS / 64,
+        SLICES = WINDOW_WARPS / SHARE,
+        TURN = SLICE_KEYS * SLICES,
+    };
+    SHARED LeftTile q[STEPS][WARP];
+    SHARED float joined[WINDOW_WARPS][WINDOW_QUERIES][JOINED + 1], states[WINDOW_WARPS][2][WINDOW_QUERIES];
+    SHARED uint32_t met_from[WINDOW_WARPS * 4][HEAD_DIM]; // as in attention_tiles
+    const Queries queries = queries_of(args, blockIdx.y, blockIdx.z, WINDOW_QUERIES);
     const uint32_t begin = stretch_begin(blockIdx.x), n_keys = keys_seen(args, row_of(queries, queries.count - 1));
     if (begin >= n_keys)
         return;
@@ -65,150 +190,136 @@ template <bool IS_Q8_0, int HEAD_DIM, int KEYS, int ROW_TILES> DEVICE void atten
     const uint32_t all_see = keys_seen(args, row_of(queries, 0));
     const uint64_t key_bytes = args.n_head_kv * args.head_bytes;
     const uint64_t first_byte = ((uint64_t)args.first_row[0] * args.n_head_kv + queries.head_kv) * args.head_bytes;
-    const uint8_t *k = args.k_cache + first_byte, *v = args.v_cache + first_byte;
-    tile.begin(0, k, key_bytes, begin, end);
-    if (!IS_Q8_0)
-        tile.begin(1, v, key_bytes, begin, end);
-    for (uint32_t at = threadIdx.x; at < HEAD_DIM; at += WINDOW_THREADS)
-        met_from[at] = 0xffffffffu;
-    const uint32_t lane = lane_of_warp(), warp = threadIdx.x / WARP, first_query = lane / 4;
-    // Where a tile has fewer sixteens than there are warps, some warps compute the same.
-    const uint32_t part = warp % PARTS;
-    LeftTile q[ROW_TILES][HEAD_DIM / 16];
-    float sums[ROW_TILES][COLUMNS / 8][4], largest[ROW_TILES][2], totals[ROW_TILES][2];
-    uint32_t seen[ROW_TILES][2];
-    UNROLL for (int m = 0; m < ROW_TILES; m++) {
-        const float *rows[2];
-        UNROLL for (uint32_t half = 0; half < 2; half++) {
-            uint32_t query = first_query + 16 * m + 8 * half;
-            bool is_query = query < queries.count;
-            rows[half] = is_query ? args.q + head_of(args, queries, query) * HEAD_DIM : nullptr;
-            seen[m][half] = is_query ? keys_seen(args, row_of(queries, query)) : 0;
-            largest[m][half] = NO_SCORE;
-            totals[m][half] = 0.0f;
-        }
-        UNROLL for (int step = 0; step < HEAD_DIM / 16; step++)
-            q[m][step] = load_query(rows[0], rows[1], 16 * step, sign_of_scale(args));
-        UNROLL for (int at = 0; at < COLUMNS / 8; at++)
-            UNROLL for (int i = 0; i < 4; i++)
-                sums[m][at][i] = 0.0f;
+    const uint32_t lane = lane_of_warp(), warp = threadIdx.x / WARP, slice = warp / SHARE, my_columns = warp % SHARE * COLUMNS;
+    const uint8_t *k = args.k_cache + first_byte, *v = args.v_cache + first_byte + my_columns / 32 * (IS_Q8_0 ? KV_BLOCK_BYTES : 64);
+    KeySlice<IS_Q8_0, HEAD_DIM> keys;
+    ValueSlice<IS_Q8_0, COLUMNS> values;
+    keys.load(k, key_bytes, begin + SLICE_KEYS * slice, end);
+    values.load(v, key_bytes, begin + SLICE_KEYS * slice, end);
+    for (uint32_t at = threadIdx.x; at < WINDOW_WARPS * 4 * HEAD_DIM; at += WINDOW_THREADS)
+        met_from[at / HEAD_DIM][at % HEAD_DIM] = 0xffffffffu;
+    float sums[PARTS][8][4], largest[2], totals[2];
+    uint32_t seen[2];
+    const float *rows[2];
+    UNROLL for (uint32_t half = 0; half < 2; half++) {
+        const uint32_t query = lane / 4 + 8 * half;
+        const bool is_query = query < queries.count;
+        rows[half] = is_query ? args.q + head_of(args, queries, query) * HEAD_DIM : nullptr;
+        seen[half] = is_query ? keys_seen(args, row_of(queries, query)) : 0;
+        largest[half] = NO_SCORE;
+        totals[half] = 0.0f;
     }
+    // All warps multiply the same queries.
+    UNROLL for (int at = 0; at < STEPS / WINDOW_WARPS; at++) {
+        const uint32_t step = at * WINDOW_WARPS + warp;
+        q[step][lane] = load_query_in_order(rows[0], rows[1], step, sign_of_scale(args));
+    }
+    UNROLL for (int h = 0; h < PARTS; h++)
+        UNROLL for (int i = 0; i < 8; i++)
+            UNROLL for (int at = 0; at < 4; at++)
+                sums[h][i][at] = 0.0f;
     const float scale = scale_of_powers(args);
-    for (uint32_t first_key = begin; first_key < end; first_key += KEYS) {
-        tile.arrive(0);
-        if (IS_Q8_0)
-            tile.begin(1, v, key_bytes, first_key, end);
-        float scores[ROW_TILES][2][4];
-        UNROLL for (int m = 0; m < ROW_TILES; m++)
-            UNROLL for (int at = 0; at < 2; at++)
-                UNROLL for (int i = 0; i < 4; i++)
-                    scores[m][at][i] = 0.0f;
-        UNROLL for (int step = 0; step < HEAD_DIM / 16; step++) {
-            RightTile low, high;
-            load_rights<CHUNKS>(low, high, tile.halves[0], 16 * part, 2 * step);
-            UNROLL for (int m = 0; m < ROW_TILES; m++) {
-                multiply_add(scores[m][0], q[m][step], low);
-                multiply_add(scores[m][1], q[m][step], high);
-            }
-        }
-        const uint32_t my_key = first_key + 16 * part + lane % 4 * 2;
-        UNROLL for (int m = 0; m < ROW_TILES; m++)
-            UNROLL for (int half = 0; half < 2; half++) {
-                float most = NO_SCORE;
-                UNROLL for (int at = 0; at < 2; at++)
-                    UNROLL for (int i = 0; i < 2; i++) {
-                        float &score = scores[m][at][2 * half + i];
-                        score = my_key + 8 * at + i < seen[m][half] ? score : -INFINITY;
-                        most = fmaxf(most, score);
-                    }
-                most = quad_max(most);
-                if (lane % 4 == 0)
-                    exchange[part][first_query + 16 * m + 8 * half] = most;
-            }
-        SYNC();
-        if (!IS_Q8_0)
-            tile.begin(0, k, key_bytes, first_key + KEYS, end);
-        UNROLL for (int m = 0; m < ROW_TILES; m++)
-            UNROLL for (int half = 0; half < 2; half++) {
-                const uint32_t query = first_query + 16 * m + 8 * half;
-                float most = largest[m][half];
-                UNROLL for (int at = 0; at < PARTS; at++)
-                    most = fmaxf(most, exchange[at][query]);
-                const float keeps = power_of_two((largest[m][half] - most) * scale), beside = most * scale;
-                largest[m][half] = most;
-                UNROLL for (int at = 0; at < COLUMNS / 8; at++)
-                    UNROLL for (int i = 0; i < 2; i++)
-                        sums[m][at][2 * half + i] *= keeps;
-                float sum = 0.0f;
-                UNROLL for (int at = 0; at < 2; at++) {
-                    float own[2];
-                    UNROLL for (int i = 0; i < 2; i++) {
-                        own[i] = power_of_two(fmaf(scores[m][at][2 * half + i], scale, -beside));
-                        sum += own[i];
-                    }
-                    uint32_t to = chunk_at<KEYS / CHUNK>(query, 2 * part + at) + lane % 4 * 2;
-                    *(uint32_t *)(shares.at + to) = halves_of(own[0], own[1]);
-                }
-                totals[m][half] = fmaf(totals[m][half], keeps, sum);
-            }
-        tile.arrive(1);
-        if (IS_Q8_0)
-            tile.begin(0, k, key_bytes, first_key + KEYS, end);
-        if (first_key + KEYS > all_see) {
-            take_out<WINDOW_THREADS, HEAD_DIM, KEYS>(tile.halves[1], first_key, met_from);
-            SYNC();
-        }
-        UNROLL for (int step = 0; step < KEYS / 16; step++) {
-            LeftTile left[ROW_TILES];
-            UNROLL for (int m = 0; m < ROW_TILES; m++)
-                load_left<KEYS / CHUNK>(left[m], shares.at, 16 * m, 2 * step);
-            UNROLL for (int at = 0; at < COLUMNS / 16; at++) {
-                RightTile low, high;
-                load_rights_turned<CHUNKS>(low, high, tile.halves[1], 16 * step, warp * (COLUMNS / CHUNK) + 2 * at);
-                UNROLL for (int m = 0; m < ROW_TILES; m++) {
-                    multiply_add(sums[m][2 * at], left[m], low);
-                    multiply_add(sums[m][2 * at + 1], left[m], high);
-                }
-            }
-        }
-        SYNC();
-        if (!IS_Q8_0)
-            tile.begin(1, v, key_bytes, first_key + KEYS, end);
-    }
-    UNROLL for (int m = 0; m < ROW_TILES; m++)
-        UNROLL for (int half = 0; half < 2; half++) {
-            const float sum = quad_sum(totals[m][half]);
-            if (lane % 4 == 0)
-                exchange[part][first_query + 16 * m + 8 * half] = sum;
-        }
     SYNC();
-    UNROLL for (int m = 0; m < ROW_TILES; m++)
+    UNROLL_BY(1)
+    for (uint32_t turn = begin; turn < end; turn += TURN) {
+        const uint32_t first_key = turn + SLICE_KEYS * slice;
+        float scores[2][4];
+        UNROLL for (int tile = 0; tile < 2; tile++)
+            UNROLL for (int i = 0; i < 4; i++)
+                scores[tile][i] = 0.0f;
+        UNROLL for (int step = 0; step < STEPS; step++) {
+            const LeftTile left = q[step][lane];
+            multiply_add(scores[0], left, keys.at[0][step]);
+            multiply_add(scores[1], left, keys.at[1][step]);
+        }
+        if (turn + TURN < end)
+            keys.load(k, key_bytes, first_key + TURN, end);
+        float keeps[2];
         UNROLL for (int half = 0; half < 2; half++) {
-            const uint32_t query = first_query + 16 * m + 8 * half;
-            if (query >= queries.count)
-                continue;
-            float *record = args.partial + (head_of(args, queries, query) * args.n_stretches + blockIdx.x) * (HEAD_DIM + 2);
-            UNROLL for (int at = 0; at < COLUMNS / 8; at++)
+            float most = largest[half];
+            UNROLL for (int tile = 0; tile < 2; tile++)
                 UNROLL for (int i = 0; i < 2; i++) {
-                    uint32_t d = warp * COLUMNS + 8 * at + lane % 4 * 2 + i;
-                    record[d] = seen[m][half] > met_from[d] ? NAN : sums[m][at][2 * half + i];
+                    float &score = scores[tile][2 * half + i];
+                    score = first_key + 8 * tile + lane % 4 * 2 + i < seen[half] ? score : -INFINITY;
+                    most = fmaxf(most, score);
                 }
-            if (threadIdx.x < WARP && lane % 4 == 0) {
-                float sum = 0.0f;
-                UNROLL for (int at = 0; at < PARTS; at++)
-                    sum += exchange[at][query];
-                record[HEAD_DIM] = largest[m][half] * (scale / LOG2_E);
-                record[HEAD_DIM + 1] = sum;
+            most = quad_max(most);
+            const float beside = most * scale;
+            keeps[half] = power_of_two((largest[half] - most) * scale);
+            largest[half] = most;
+            float sum = 0.0f;
+            UNROLL for (int tile = 0; tile < 2; tile++)
+                UNROLL for (int i = 0; i < 2; i++) {
+                    float &score = scores[tile][2 * half + i];
+                    score = power_of_two(fmaf(score, scale, -beside));
+                    sum += score;
+                }
+            totals[half] = fmaf(totals[half], keeps[half], sum);
+        }
+        UNROLL for (int h = 0; h < PARTS; h++)
+            UNROLL for (int i = 0; i < 8; i++)
+                UNROLL for (int at = 0; at < 4; at++)
+                    sums[h][i][at] *= keeps[at / 2];
+        const LeftTile shares = left_of_sums(scores[0], scores[1]);
+        if (first_key + SLICE_KEYS > all_see)
+            values.take_out(first_key, met_from[warp * 4 + lane % 4] + my_columns);
+        UNROLL for (int h = 0; h < PARTS; h++)
+            UNROLL for (int i = 0; i < 8; i++)
+                multiply_add(sums[h][i], shares, values.right(h, i));
+        if (turn + TURN < end)
+            values.load(v, key_bytes, first_key + TURN, end);
+    }
+    UNROLL for (int half = 0; half < 2; half++) {
+        const float total = quad_sum(totals[half]);
+        states[warp][0][lane / 4 + 8 * half] = largest[half];
+        states[warp][1][lane / 4 + 8 * half] = total;
+    }
+    // Each thread joins columns of one query.
+    const uint32_t query = threadIdx.x / (WINDOW_THREADS / WINDOW_QUERIES), first_column = threadIdx.x % (WINDOW_THREADS / WINDOW_QUERIES);
+    const bool is_query = query < queries.count;
+    float *record = args.partial + (head_of(args, queries, is_query ? query : 0) * args.n_stretches + blockIdx.x) * (HEAD_DIM + 2);
+    float factors[SLICES], most = NO_SCORE, total = 0.0f;
+    UNROLL for (int h = 0; h < PARTS; h++) {
+        UNROLL for (int i = 0; i < 8; i++)
+            UNROLL for (int at = 0; at < 4; at++)
+                joined[warp][lane / 4 + at / 2 * 8][8 * (lane % 4 * 2 + at % 2) + i] = sums[h][i][at];
+        SYNC();
+        if (h == 0) {
+            UNROLL for (int of = 0; of < SLICES; of++)
+                most = fmaxf(most, states[of * SHARE][0][query]);
+            UNROLL for (int of = 0; of < SLICES; of++) {
+                factors[of] = power_of_two((states[of * SHARE][0][query] - most) * scale);
+                total = fmaf(states[of * SHARE][1][query], factors[of], total);
             }
         }
+        if (is_query) {
+            const uint32_t n_seen = keys_seen(args, row_of(queries, query));
+            UNROLL for (int share = 0; share < SHARE; share++)
+                UNROLL for (uint32_t at = first_column; at < JOINED; at += WINDOW_THREADS / WINDOW_QUERIES) {
+                    const uint32_t column = share * COLUMNS + 64 * h + at;
+                    float sum = 0.0f;
+                    UNROLL for (int of = 0; of < SLICES; of++)
+                        sum = fmaf(joined[of * SHARE + share][query][at], factors[of], sum);
+                    if (end > all_see) {
+                        for (int line = 0; line < WINDOW_WARPS * 4; line++)
+                            sum = n_seen > met_from[line][column] ? NAN : sum;
+                    }
+                    record[column] = sum;
+                }
+        }
+        SYNC();
+    }
+    if (is_query && first_column == 0) {
+        record[HEAD_DIM] = most * (scale / LOG2_E);
+        record[HEAD_DIM + 1] = total;
+    }
 }
 
-// attention_window_<format>_<head_dim>   grid: (n_stretches, n_head_kv, n_rows * (n_head / n_head_kv) / queries, rounded up), where a block
-//                                        has 16 queries of heads of 256, else 32; block: WINDOW_THREADS; caches at multiples of 16;
-//                                        then attention_window_join
-KERNEL(attention_window_f16_64, AttentionArgs) { attention_window_tiles<false, 64, 64, 2>(args); }
-KERNEL(attention_window_f16_128, AttentionArgs) { attention_window_tiles<false, 128, 64, 2>(args); }
-KERNEL(attention_window_f16_256, AttentionArgs) { attention_window_tiles<false, 256, 32, 1>(args); }
-KERNEL(attention_window_q8_0_64, AttentionArgs) { attention_window_tiles<true, 64, 64, 2>(args); }
-KERNEL(attention_window_q8_0_128, AttentionArgs) { attention_window_tiles<true, 128, 64, 2>(args); }
-KERNEL(attention_window_q8_0_256, AttentionArgs) { attention_window_tiles<true, 256, 32, 1>(args); }
+// attention_window_<format>_<head_dim>   grid: (n_stretches, n_head_kv, n_rows * (n_head / n_head_kv) / WINDOW_QUERIES, rounded up),
+//                                        block: WINDOW_THREADS; caches at multiples of 16; then attention_window_join
+KERNEL(attention_window_f16_64, AttentionArgs) { attention_window_slices<false, 64>(args); }
+KERNEL(attention_window_f16_128, AttentionArgs) { attention_window_slices<false, 128>(args); }
+KERNEL(attention_window_f16_256, AttentionArgs) { attention_window_slices<false, 256>(args); }
+KERNEL(attention_window_q8_0_64, AttentionArgs) { attention_window_slices<true, 64>(args); }
+KERNEL(attention_window_q8_0_128, AttentionArgs) { attention_window_slices<true, 128>(args); }
+KERNEL(attention_window_q8_0_256, AttentionArgs) { attention_window_slices<true, 256>(args); }

@@ -1,6 +1,7 @@
 // The gated delta net: Op::DeltaConv, DeltaHistory, DeltaGates, DeltaPrompt, DeltaWindow, DeltaCommit.
 #pragma once
-#include "portable.cuh"
+#include "activations.cuh"
+#include "matrix_units.cuh"
 
 struct DeltaShape {
     uint32_t n_head_k;
@@ -14,6 +15,47 @@ DEVICE uint32_t delta_heads(DeltaShape shape) {
     return 2 * shape.n_head_k + shape.n_head_v;
 }
 
+// Sums over LANES neighbouring threads, a power of two, which all of them get. Every thread of the block calls it.
+template <int LANES, int COUNT> DEVICE void sum_over(float (&values)[COUNT]) {
+#ifdef __CUDACC__
+    UNROLL for (int step = 1; step < LANES; step *= 2)
+        UNROLL for (int at = 0; at < COUNT; at++)
+            values[at] += __shfl_xor_sync(0xffffffffu, values[at], step);
+#else
+    SHARED float parts[BLOCK][COUNT];
+    SYNC();
+    for (int at = 0; at < COUNT; at++)
+        parts[threadIdx.x][at] = values[at];
+    SYNC();
+    for (int at = 0; at < COUNT; at++) {
+        // The same pairs, whose order does not matter.
+        float sums[LANES];
+        for (int lane = 0; lane < LANES; lane++)
+            sums[lane] = parts[threadIdx.x / LANES * LANES + lane][at];
+        for (int n = LANES / 2; n > 0; n /= 2)
+            for (int lane = 0; lane < n; lane++)
+                sums[lane] = sums[2 * lane] + sums[2 * lane + 1];
+        values[at] = sums[0];
+    }
+#endif
+}
+
+// Four neighbours in memory, at once where their address allows it.
+DEVICE Four load_four(const float *from) {
+    if (((uint64_t)from & 15) == 0)
+        return *(const Four *)from;
+    return {{from[0], from[1], from[2], from[3]}};
+}
+
+DEVICE void store_four(float *to, const Four &four) {
+    if (((uint64_t)to & 15) == 0) {
+        *(Four *)to = four;
+        return;
+    }
+    UNROLL for (int i = 0; i < 4; i++)
+        to[i] = four.at[i];
+}
+
 struct DeltaConvArgs {
     const float *x;       // [n_rows, n_channels]
     const float *history; // [n_taps - 1, n_channels], oldest row first
@@ -21,7 +63,7 @@ struct DeltaConvArgs {
     float *out;           // as x
     DeltaShape shape;
     float eps;
-    uint32_t unused;
+    uint32_t n_rows;
 };
 SIZE_OF(DeltaConvArgs, 56);
 
@@ -52,6 +94,59 @@ KERNEL(delta_conv, DeltaConvArgs) {
     float factor = (float)(scale / sqrt(block_sum(squares) + (double)args.eps));
     for (uint32_t at = threadIdx.x; at < head_dim; at += blockDim.x)
         out[(uint64_t)head * head_dim + at] *= factor;
+}
+
+// The same for four taps and heads of at most 128 numbers: a warp has a head, and goes through CONV_ROWS rows with the last three in registers.
+#define CONV_TAPS 4
+#define CONV_HEAD_MAX 128
+#define CONV_ROWS 16
+#define CONV_BLOCK 128
+
+// grid: (heads / (CONV_BLOCK / WARP), rounded up, n_rows / CONV_ROWS, rounded up), block: CONV_BLOCK
+KERNEL(delta_conv_4, DeltaConvArgs) {
+    const uint32_t n_heads = delta_heads(args.shape), head_dim = args.shape.head_dim, n_before = CONV_TAPS - 1;
+    const uint64_t n_channels = (uint64_t)n_heads * head_dim;
+    const uint32_t head = blockIdx.x * (CONV_BLOCK / WARP) + threadIdx.x / WARP, first = blockIdx.y * CONV_ROWS, at = 4 * lane_of_warp();
+    const uint32_t end = args.n_rows - first < CONV_ROWS ? args.n_rows : first + CONV_ROWS;
+    const bool is_there = head < n_heads && at < head_dim;
+    const uint64_t channel = is_there ? (uint64_t)head * head_dim + at : 0;
+    Four taps[CONV_TAPS], rows[CONV_TAPS];
+    UNROLL for (int i = 0; i < 4; i++) {
+        // Four channels' taps, turned.
+        const Four of_channel = load_four(args.taps + (channel + i) * CONV_TAPS);
+        UNROLL for (int tap = 0; tap < CONV_TAPS; tap++)
+            taps[tap].at[i] = of_channel.at[tap];
+    }
+    UNROLL for (uint32_t tap = 0; tap < n_before; tap++) {
+        // Rows of the history and of x in one order.
+        const uint32_t source = first + tap;
+        const float *from = source < n_before ? args.history + source * n_channels : args.x + (source - n_before) * n_channels;
+        rows[tap] = load_four(from + channel);
+    }
+    const float scale = head < args.shape.n_head_k ? 1.0f / sqrtf((float)head_dim) : 1.0f;
+    UNROLL_BY(4)
+    for (uint32_t row = first; row < end; row++) {
+        rows[n_before] = load_four(args.x + row * n_channels + channel);
+        Four out;
+        float squares[1] = {0.0f};
+        UNROLL for (int i = 0; i < 4; i++) {
+            float sum = 0.0f;
+            UNROLL for (int tap = 0; tap < CONV_TAPS; tap++)
+                sum = fmaf(rows[tap].at[i], taps[tap].at[i], sum);
+            out.at[i] = is_there ? silu(sum) : 0.0f;
+            squares[0] = fmaf(out.at[i], out.at[i], squares[0]);
+        }
+        sum_over<WARP>(squares);
+        if (head < 2 * args.shape.n_head_k) {
+            const float factor = scale / sqrtf(squares[0] + args.eps);
+            UNROLL for (int i = 0; i < 4; i++)
+                out.at[i] *= factor;
+        }
+        if (is_there)
+            store_four(args.out + row * n_channels + channel, out);
+        UNROLL for (uint32_t tap = 0; tap < n_before; tap++)
+            rows[tap] = rows[tap + 1];
+    }
 }
 
 struct DeltaHistoryArgs {
@@ -130,13 +225,15 @@ DEVICE float delta_sum(float part, float *parts) {
     return (row[0] + row[1]) + (row[2] + row[3]);
 }
 
-// A head of HEAD_DIM numbers, or of at most DELTA_HEAD_MAX where HEAD_DIM is 0: loops are unrolled all the same, so that no number leaves its
-// register, as local memory would be taken for every thread that the device can hold. The order of all sums is that of the numbers.
-template <uint32_t HEAD_DIM>
-DEVICE void delta_rule(const DeltaRuleArgs &args) {
+// A head of at most DELTA_HEAD_MAX numbers: loops are unrolled all the same, so that no number leaves its register, as local memory would be
+// taken for every thread that the device can hold. The order of all sums is that of the numbers.
+//
+// One kernel for the three operations, so that a commit has the bits of its window, and a prompt those of any cut: between two calls of a
+// block the state is that behind the last row, and the rows of an open step need not be kept.
+// grid: (n_head_v, head_dim / DELTA_ROWS), block: DELTA_BLOCK
+KERNEL(delta_rule, DeltaRuleArgs) {
     SHARED float known_parts[DELTA_BLOCK], result_parts[DELTA_BLOCK];
-    const uint32_t most = (HEAD_DIM ? HEAD_DIM : DELTA_HEAD_MAX) / DELTA_LANES;
-    const uint32_t head_dim = HEAD_DIM ? HEAD_DIM : args.shape.head_dim, n = head_dim / DELTA_LANES;
+    const uint32_t most = DELTA_HEAD_MAX / DELTA_LANES, head_dim = args.shape.head_dim, n = head_dim / DELTA_LANES;
     const uint32_t n_head_k = args.shape.n_head_k, n_head_v = args.shape.n_head_v;
     const uint32_t head = blockIdx.x, head_k = head % n_head_k, lane = threadIdx.x % DELTA_LANES;
     const uint32_t value_row = blockIdx.y * DELTA_ROWS + threadIdx.x / DELTA_LANES;
@@ -177,12 +274,124 @@ DEVICE void delta_rule(const DeltaRuleArgs &args) {
     }
 }
 
-// One kernel for the three operations, so that a commit has the bits of its window, and a prompt those of any cut: between two calls of a
-// block the state is that behind the last row, and the rows of an open step need not be kept.
-// grid: (n_head_v, head_dim / DELTA_ROWS), block: DELTA_BLOCK
-KERNEL(delta_rule, DeltaRuleArgs) {
-    if (args.shape.head_dim == 128)
-        delta_rule<128>(args);
-    else
-        delta_rule<0>(args);
+// The same for heads of 128 numbers: eight threads carry two rows of the state, WIDE_NUMBERS numbers of each. Rows of the call come by batches,
+// the next of which is copied meanwhile; what all rows of the state need of a row (its gates, the product of key and query) is computed once.
+//
+// With S the state before a row: known = S k, asked = S q, r = beta (v - e^decay known), out = e^decay asked + r (k . q), S = e^decay S + r k^T.
+#define WIDE_HEAD 128
+#define WIDE_LANES 8
+#define WIDE_FOURS (WIDE_HEAD / WIDE_LANES / 4)
+#define WIDE_ROWS 32
+#define WIDE_BLOCK (WIDE_ROWS / 2 * WIDE_LANES)
+#define WIDE_BATCH 16
+
+struct WideBatch {
+    Four keys[WIDE_BATCH][WIDE_HEAD / 4];
+    Four queries[WIDE_BATCH][WIDE_HEAD / 4];
+    Four values[WIDE_BATCH][WIDE_ROWS / 4];
+};
+
+// Begins to copy `n` floats, a multiple of four, of each row of a batch.
+DEVICE void copy_rows(Four *to, uint32_t n, const float *from, uint64_t stride, uint32_t n_rows) {
+    const bool is_aligned = ((uint64_t)from & 15) == 0;
+    const uint32_t fours = n / 4;
+    UNROLL for (uint32_t at = threadIdx.x; at < WIDE_BATCH * fours; at += WIDE_BLOCK) {
+        uint32_t row = at / fours;
+        bool is_row = row < n_rows;
+        const float *four = from + (is_row ? row * stride + at % fours * 4 : 0);
+        if (is_aligned) {
+            copy_bytes<16>(to + at, four, is_row);
+        } else {
+            UNROLL for (int i = 0; i < 4; i++)
+                copy_bytes<4>(to[at].at + i, four + i, is_row);
+        }
+    }
+}
+
+DEVICE void copy_batch(const DeltaRuleArgs &args, WideBatch &batch, uint32_t first) {
+    const uint64_t n_channels = (uint64_t)delta_heads(args.shape) * WIDE_HEAD;
+    const uint32_t head_k = blockIdx.x % args.shape.n_head_k, n_head_k = args.shape.n_head_k, n_rows = args.n_rows - first;
+    const float *rows = args.qkv + first * n_channels;
+    copy_rows(batch.queries[0], WIDE_HEAD, rows + head_k * WIDE_HEAD, n_channels, n_rows);
+    copy_rows(batch.keys[0], WIDE_HEAD, rows + (n_head_k + head_k) * WIDE_HEAD, n_channels, n_rows);
+    copy_rows(batch.values[0], WIDE_ROWS, rows + (2 * n_head_k + blockIdx.x) * WIDE_HEAD + blockIdx.y * WIDE_ROWS, n_channels, n_rows);
+    end_copies();
+}
+
+// grid: (n_head_v, WIDE_HEAD / WIDE_ROWS), block: WIDE_BLOCK
+KERNEL(delta_rule_128, DeltaRuleArgs) {
+    SHARED WideBatch batches[2];
+    SHARED float keeps[WIDE_BATCH], betas[WIDE_BATCH], products[WIDE_BATCH], results[WIDE_BATCH][WIDE_ROWS];
+    const uint32_t head = blockIdx.x, n_head_v = args.shape.n_head_v, lane = threadIdx.x % WIDE_LANES, own_row = threadIdx.x / WIDE_LANES;
+    const uint32_t first_value = blockIdx.y * WIDE_ROWS;
+    copy_batch(args, batches[0], 0);
+    float *states[2];
+    Four kept[2][WIDE_FOURS];
+    UNROLL for (int half = 0; half < 2; half++) {
+        states[half] = args.state + ((uint64_t)head * WIDE_HEAD + first_value + own_row + WIDE_ROWS / 2 * half) * WIDE_HEAD + 4 * lane;
+        UNROLL for (int at = 0; at < WIDE_FOURS; at++)
+            kept[half][at] = load_four(states[half] + 4 * WIDE_LANES * at);
+    }
+    for (uint32_t first = 0, turn = 0; first < args.n_rows; first += WIDE_BATCH, turn ^= 1) {
+        const WideBatch &batch = batches[turn];
+        const uint32_t n_rows = args.n_rows - first < WIDE_BATCH ? args.n_rows - first : WIDE_BATCH;
+        wait_for_copies<0>();
+        SYNC();
+        if (first + WIDE_BATCH < args.n_rows)
+            copy_batch(args, batches[turn ^ 1], first + WIDE_BATCH);
+        if (threadIdx.x < n_rows) {
+            uint64_t gate = (uint64_t)(first + threadIdx.x) * n_head_v + head;
+            keeps[threadIdx.x] = expf(args.decay[gate]);
+            betas[threadIdx.x] = args.beta[gate];
+        }
+        float product[1] = {0.0f};
+        UNROLL for (int at = 0; at < WIDE_FOURS; at++) {
+            const Four key = batch.keys[own_row][lane + WIDE_LANES * at], query = batch.queries[own_row][lane + WIDE_LANES * at];
+            UNROLL for (int i = 0; i < 4; i++)
+                product[0] = fmaf(key.at[i], query.at[i], product[0]);
+        }
+        sum_over<WIDE_LANES>(product);
+        if (lane == 0)
+            products[own_row] = product[0];
+        SYNC();
+        UNROLL_BY(2)
+        for (uint32_t row = 0; row < n_rows; row++) {
+            Four key[WIDE_FOURS];
+            // Of both rows of the state: known, then asked.
+            float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+            UNROLL for (int at = 0; at < WIDE_FOURS; at++) {
+                key[at] = batch.keys[row][lane + WIDE_LANES * at];
+                const Four query = batch.queries[row][lane + WIDE_LANES * at];
+                UNROLL for (int i = 0; i < 4; i++)
+                    UNROLL for (int half = 0; half < 2; half++) {
+                        sums[half] = fmaf(kept[half][at].at[i], key[at].at[i], sums[half]);
+                        sums[2 + half] = fmaf(kept[half][at].at[i], query.at[i], sums[2 + half]);
+                    }
+            }
+            const float keep = keeps[row], beta = betas[row], product = products[row];
+            sum_over<WIDE_LANES>(sums);
+            UNROLL for (int half = 0; half < 2; half++) {
+                const uint32_t value_row = own_row + WIDE_ROWS / 2 * half;
+                const float value = batch.values[row][value_row / 4].at[value_row % 4];
+                const float correction = beta * fmaf(-keep, sums[half], value);
+                UNROLL for (int at = 0; at < WIDE_FOURS; at++)
+                    UNROLL for (int i = 0; i < 4; i++)
+                        kept[half][at].at[i] = fmaf(correction, key[at].at[i], keep * kept[half][at].at[i]);
+                if (lane == 0)
+                    results[row][value_row] = fmaf(correction, product, keep * sums[2 + half]);
+            }
+        }
+        SYNC();
+        if (args.out) {
+            for (uint32_t at = threadIdx.x; at < n_rows * WIDE_ROWS; at += WIDE_BLOCK) {
+                uint64_t of_head = (uint64_t)(first + at / WIDE_ROWS) * n_head_v + head;
+                args.out[of_head * WIDE_HEAD + first_value + at % WIDE_ROWS] = results[at / WIDE_ROWS][at % WIDE_ROWS];
+            }
+        }
+    }
+    if (args.writes_state) {
+        UNROLL for (int half = 0; half < 2; half++)
+            UNROLL for (int at = 0; at < WIDE_FOURS; at++)
+                store_four(states[half] + 4 * WIDE_LANES * at, kept[half][at]);
+    }
 }

@@ -369,7 +369,7 @@ KERNEL(experts_add, ExpertsAddArgs) {
     float *residual = args.residual + row * args.n_embd;
     uint32_t column = 4 * lane_of_warp();
     if (args.n_embd % 4 == 0) {
-        UNROLL_4
+        UNROLL_BY(4)
         for (; column < args.n_embd; column += 4 * WARP) {
             Four sum = *(const Four *)(residual + column);
             for (uint32_t at = first; at < end; at++) {

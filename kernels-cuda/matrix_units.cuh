@@ -52,6 +52,16 @@ DEVICE void copy_chunk(uint16_t *to, const uint16_t *from, bool is_there) {
 #endif
 }
 
+// The same for 4, 8 or 16 bytes at multiples of as many.
+template <int BYTES> DEVICE void copy_bytes(void *to, const void *from, bool is_there) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;\n" ::"r"(shared_address(to)), "l"(from), "n"(BYTES), "r"(is_there ? BYTES : 0));
+#else
+    UNROLL for (int at = 0; at < BYTES / 4; at++)
+        ((uint32_t *)to)[at] = is_there ? ((const uint32_t *)from)[at] : 0;
+#endif
+}
+
 // Ends a batch of copies.
 DEVICE void end_copies() {
 #if __CUDA_ARCH__ >= 800
@@ -140,6 +150,11 @@ DEVICE float quad_sum(float value) {
 DEVICE void copy_chunk(uint16_t *to, const uint16_t *from, bool is_there) {
     for (int at = 0; at < CHUNK; at++)
         to[at] = is_there ? from[at] : 0;
+}
+
+template <int BYTES> DEVICE void copy_bytes(void *to, const void *from, bool is_there) {
+    for (int at = 0; at < BYTES / 4; at++)
+        ((uint32_t *)to)[at] = is_there ? ((const uint32_t *)from)[at] : 0;
 }
 
 DEVICE void end_copies() {}

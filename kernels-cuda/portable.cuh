@@ -21,9 +21,11 @@
 #define SYNC() __syncthreads()
 #define KERNEL(name, Args) extern "C" __global__ void name(const Args args)
 #define UNROLL _Pragma("unroll")
-#define UNROLL_4 _Pragma("unroll 4")
+#define PRAGMA(words) _Pragma(#words)
+#define UNROLL_BY(times) PRAGMA(unroll times)
 #else
 #include "look_alike.h"
+#define UNROLL_BY(times)
 #endif
 
 #define SIZE_OF(Args, bytes) static_assert(sizeof(Args) == (bytes), "backends/cuda/args.rs has another size for " #Args)

@@ -149,13 +149,13 @@ args! {
     AddGatedArgs: 40 { sum: Addr, x: Addr, gate: Addr, n: u64, n_cols: u32, unused: u32 }
     /// A [`DeltaShape`] as kernels take it.
     DeltaShapeArgs: 16 { n_head_k: u32, n_head_v: u32, head_dim: u32, n_taps: u32 }
-    /// `delta_conv`.
-    DeltaConvArgs: 56 { x: Addr, history: Addr, taps: Addr, out: Addr, shape: DeltaShapeArgs, eps: f32, unused: u32 }
+    /// `delta_conv`, `delta_conv_4`.
+    DeltaConvArgs: 56 { x: Addr, history: Addr, taps: Addr, out: Addr, shape: DeltaShapeArgs, eps: f32, n_rows: u32 }
     /// `delta_history`.
     DeltaHistoryArgs: 32 { x: Addr, history: Addr, n_rows: u32, n_channels: u32, n_before: u32, unused: u32 }
     /// `delta_gates`.
     DeltaGatesArgs: 48 { beta: Addr, decay: Addr, dt_bias: Addr, a: Addr, n: u64, n_head: u32, unused: u32 }
-    /// `delta_rule`.
+    /// `delta_rule`, `delta_rule_128`.
     DeltaRuleArgs: 64 { qkv: Addr, beta: Addr, decay: Addr, state: Addr, out: Addr, shape: DeltaShapeArgs, n_rows: u32, writes_state: u32 }
 }
 

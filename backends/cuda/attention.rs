@@ -12,8 +12,9 @@ use crate::units::Bytes;
 pub const HEAD_DIM_MAX: u32 = 256;
 /// Keys of the first stretches.
 const KEY_TILE: u64 = 64;
-/// Query heads of rows that a block has, where there are no matrix units in use.
+/// Query heads of rows that a block has: for a prompt in f32, for one on matrix units, and for a window.
 const PROMPT_QUERIES: u64 = 64;
+const TILES_QUERIES: u64 = 128;
 const WINDOW_QUERIES: u64 = 16;
 
 /// The first key of a stretch, as `stretch_begin` in `kernels-cuda/attention.cuh`: sixteen up to 1,024 keys, sixteen more to every doubling.
@@ -37,8 +38,8 @@ struct Form {
 /// sixteen bytes.
 fn form(path: Path, format: KvFormat, head_dim: u32, caches: [Addr; 2]) -> Form {
     let fits = caches.iter().all(|cache| cache.0.is_multiple_of(16));
-    let prompt = |name, threads| Form { name, queries: 128, threads };
-    let window = |name, queries| Form { name, queries, threads: 128 };
+    let prompt = |name, threads| Form { name, queries: TILES_QUERIES, threads };
+    let window = |name| Form { name, queries: WINDOW_QUERIES, threads: 128 };
     match (path, format, head_dim) {
         (Path::Prompt, KvFormat::F16, 64) if fits => prompt("attention_tiles_f16_64", 128),
         (Path::Prompt, KvFormat::F16, 128) if fits => prompt("attention_tiles_f16_128", 128),
@@ -46,12 +47,12 @@ fn form(path: Path, format: KvFormat, head_dim: u32, caches: [Addr; 2]) -> Form 
         (Path::Prompt, KvFormat::Q8_0, 64) if fits => prompt("attention_tiles_q8_0_64", 128),
         (Path::Prompt, KvFormat::Q8_0, 128) if fits => prompt("attention_tiles_q8_0_128", 128),
         (Path::Prompt, KvFormat::Q8_0, 256) if fits => prompt("attention_tiles_q8_0_256", 256),
-        (Path::Window, KvFormat::F16, 64) if fits => window("attention_window_f16_64", 32),
-        (Path::Window, KvFormat::F16, 128) if fits => window("attention_window_f16_128", 32),
-        (Path::Window, KvFormat::F16, 256) if fits => window("attention_window_f16_256", 16),
-        (Path::Window, KvFormat::Q8_0, 64) if fits => window("attention_window_q8_0_64", 32),
-        (Path::Window, KvFormat::Q8_0, 128) if fits => window("attention_window_q8_0_128", 32),
-        (Path::Window, KvFormat::Q8_0, 256) if fits => window("attention_window_q8_0_256", 16),
+        (Path::Window, KvFormat::F16, 64) if fits => window("attention_window_f16_64"),
+        (Path::Window, KvFormat::F16, 128) if fits => window("attention_window_f16_128"),
+        (Path::Window, KvFormat::F16, 256) if fits => window("attention_window_f16_256"),
+        (Path::Window, KvFormat::Q8_0, 64) if fits => window("attention_window_q8_0_64"),
+        (Path::Window, KvFormat::Q8_0, 128) if fits => window("attention_window_q8_0_128"),
+        (Path::Window, KvFormat::Q8_0, 256) if fits => window("attention_window_q8_0_256"),
         (Path::Prompt, KvFormat::F32, _) => Form { name: "attention_prompt_f32", queries: PROMPT_QUERIES, threads: BLOCK },
         (Path::Prompt, KvFormat::F16, _) => Form { name: "attention_prompt_f16", queries: PROMPT_QUERIES, threads: BLOCK },
         (Path::Prompt, KvFormat::Q8_0, _) => Form { name: "attention_prompt_q8_0", queries: PROMPT_QUERIES, threads: BLOCK },

@@ -33,11 +33,20 @@ pub const BLOCKS_MAX: u64 = 1 << 16;
 const GRID_MAX: [u64; 3] = [(1 << 31) - 1, 65_535, 65_535];
 /// Experts of a layer that the router's kernel keeps in shared memory.
 const ROUTER_EXPERTS: u32 = 2048;
+/// What the usual convolution's kernel takes, and the heads (a warp each) and rows that its blocks have.
+const CONV_TAPS: u32 = 4;
+const CONV_HEAD_MAX: u32 = 128;
+const CONV_HEADS: u32 = 4;
+const CONV_ROWS: u32 = 16;
 /// The largest head of a delta net: four threads keep a row of the state in registers.
 const DELTA_HEAD_MAX: u32 = 256;
 /// Rows of the state that a block has, and its threads.
 const DELTA_ROWS: u32 = 16;
 const DELTA_BLOCK: u32 = 64;
+/// The same for heads of the size that a kernel is made for.
+const WIDE_HEAD: u32 = 128;
+const WIDE_ROWS: u32 = 32;
+const WIDE_BLOCK: u32 = 128;
 
 /// Queues a copy. The driver finds the way by the addresses.
 pub fn copy(context: &Context, stream: &CudaStream, copy: Copy) -> Result<()> {
@@ -205,7 +214,12 @@ impl Launch<'_> {
             }
             Op::DeltaConv { x, history, taps, out, n_rows, shape, eps } => {
                 let n_heads = shape.n_channels() / shape.head_dim;
-                let args = DeltaConvArgs { x, history, taps, out, shape: shape.into(), eps, unused: 0 };
+                let args = DeltaConvArgs { x, history, taps, out, shape: shape.into(), eps, n_rows };
+                let row_groups = n_rows.div_ceil(CONV_ROWS).into();
+                if shape.n_taps == CONV_TAPS && shape.head_dim <= CONV_HEAD_MAX && row_groups <= GRID_MAX[1] {
+                    let blocks = [n_heads.div_ceil(CONV_HEADS).into(), row_groups, 1];
+                    return self.kernel(Kernel("delta_conv_4", None), blocks, CONV_HEADS * 32, &args);
+                }
                 self.own(count(&[n_rows, n_heads]), HEAD_BLOCK, &args)
             }
             Op::DeltaHistory { x, history, n_rows, shape } => {
@@ -285,7 +299,8 @@ impl Launch<'_> {
         if shape.head_dim > DELTA_HEAD_MAX {
             return Err(self.unsupported(format!("with heads of {}, at most {DELTA_HEAD_MAX}", shape.head_dim)));
         }
-        let blocks = [shape.n_head_v.into(), (shape.head_dim / DELTA_ROWS).into(), 1];
-        self.kernel(Kernel("delta_rule", None), blocks, DELTA_BLOCK, &args)
+        let (name, rows, threads) =
+            if shape.head_dim == WIDE_HEAD { ("delta_rule_128", WIDE_ROWS, WIDE_BLOCK) } else { ("delta_rule", DELTA_ROWS, DELTA_BLOCK) };
+        self.kernel(Kernel(name, None), [shape.n_head_v.into(), (shape.head_dim / rows).into(), 1], threads, &args)
     }
 }

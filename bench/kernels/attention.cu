@@ -42,7 +42,6 @@ struct Variant {
     void (*kernel)(AttentionArgs);
     uint32_t head_dim, threads, queries;
     bool is_q8_0;
-    uint32_t dynamic_bytes = 0;
 };
 
 struct Bench {
@@ -114,8 +113,6 @@ static void prompt(Bench &bench, const Variant &variant, uint32_t n, uint32_t ch
         return;
     uint32_t group = shape.n_head / shape.n_head_kv;
     uint64_t row = (uint64_t)shape.n_head * shape.head_dim;
-    if (variant.dynamic_bytes)
-        CHECK(cudaFuncSetAttribute(variant.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, variant.dynamic_bytes));
     double us = median_us(n > 10000 ? 5 : 11, [&](int) {
         for (uint32_t at = 0; at < n; at += chunk) {
             AttentionArgs args = bench.args;
@@ -123,7 +120,7 @@ static void prompt(Bench &bench, const Variant &variant, uint32_t n, uint32_t ch
             args.out += at * row;
             args.positions += at;
             args.n_rows = chunk;
-            variant.kernel<<<dim3((chunk * group + variant.queries - 1) / variant.queries, shape.n_head_kv), variant.threads, variant.dynamic_bytes>>>(args);
+            variant.kernel<<<dim3((chunk * group + variant.queries - 1) / variant.queries, shape.n_head_kv), variant.threads>>>(args);
         }
     });
     Error error;
@@ -199,57 +196,22 @@ static void window(const Shape &shape, const WindowVariant &variant, uint32_t de
     CHECK(cudaFree(first_rows));
 }
 
-ATTENTION_TILES(try_f16_128_p0, TilesF16, 128, 32, 32, 4, 2, 0)
-ATTENTION_TILES(try_f16_128_p1, TilesF16, 128, 32, 32, 4, 2, 1)
-ATTENTION_TILES(try_f16_128_p2, TilesF16, 128, 32, 32, 4, 2, 2)
-ATTENTION_TILES(try_f16_128_4x1, TilesF16, 128, 32, 32, 4, 1, 0)
-ATTENTION_TILES(try_f16_256_p0, TilesF16, 256, 16, 16, 8, 1, 0)
-ATTENTION_TILES(try_f16_256_4x1p3, TilesF16, 256, 16, 16, 4, 1, 3)
-ATTENTION_TILES(try_q8_0_128_p0, TilesQ8_0, 128, 32, 32, 4, 2, 0)
-
-extern __shared__ uint4 dynamic[];
-#define DYNAMIC_TILES(name, head_dim, n_keys, sub, warps, row_tiles, n_parked)                                                             \
-    const uint32_t name##_bytes = sizeof(TilesF16<head_dim, n_keys>) + 16 * n_parked * row_tiles * warps * WARP;                           \
-    KERNEL(name, AttentionArgs) {                                                                                                          \
-        typedef TilesF16<head_dim, n_keys> TilesOfHead;                                                                                    \
-        attention_tiles<TilesOfHead, head_dim, n_keys, sub, warps, row_tiles, n_parked>(args, *(TilesOfHead *)dynamic,                     \
-                                                                                        (LeftTile *)((uint8_t *)dynamic + sizeof(TilesOfHead))); \
-    }
-DYNAMIC_TILES(dyn_128_k32_p8, 128, 32, 32, 4, 2, 8)
-DYNAMIC_TILES(dyn_128_k64_p8, 128, 64, 64, 4, 2, 8)
-DYNAMIC_TILES(dyn_128_k64s32_p0, 128, 64, 32, 4, 2, 0)
-DYNAMIC_TILES(dyn_128_k64s32_p4, 128, 64, 32, 4, 2, 4)
-DYNAMIC_TILES(dyn_256_k32_p8, 256, 32, 32, 8, 1, 8)
-
 int main(int n, char **words) {
     const bool windows_only = n > 1 && !strcmp(words[1], "windows"), prompts_only = n > 1 && !strcmp(words[1], "prompts");
     const WindowVariant windows[] = {
-        {"attention_window_f16", attention_window_f16, 128, 256, 16, false},
-        {"attention_window_f16_64", attention_window_f16_64, 64, 128, 32, false},
-        {"attention_window_f16_128", attention_window_f16_128, 128, 128, 32, false},
+        {"attention_window_f16_64", attention_window_f16_64, 64, 128, 16, false},
+        {"attention_window_f16_128", attention_window_f16_128, 128, 128, 16, false},
         {"attention_window_f16_256", attention_window_f16_256, 256, 128, 16, false},
-        {"attention_window_q8_0_64", attention_window_q8_0_64, 64, 128, 32, true},
-        {"attention_window_q8_0_128", attention_window_q8_0_128, 128, 128, 32, true},
+        {"attention_window_q8_0_64", attention_window_q8_0_64, 64, 128, 16, true},
+        {"attention_window_q8_0_128", attention_window_q8_0_128, 128, 128, 16, true},
         {"attention_window_q8_0_256", attention_window_q8_0_256, 256, 128, 16, true},
     };
     const Variant variants[] = {
         {"attention_tiles_f16_64", attention_tiles_f16_64, 64, 128, 128, false},
         {"attention_tiles_f16_128", attention_tiles_f16_128, 128, 128, 128, false},
-        {"try_f16_128_p0", try_f16_128_p0, 128, 128, 128, false},
-        {"try_f16_128_p1", try_f16_128_p1, 128, 128, 128, false},
-        {"try_f16_128_p2", try_f16_128_p2, 128, 128, 128, false},
-        {"try_f16_128_4x1", try_f16_128_4x1, 128, 128, 64, false},
-        {"dyn_128_k32_p8", dyn_128_k32_p8, 128, 128, 128, false, dyn_128_k32_p8_bytes},
-        {"dyn_128_k64_p8", dyn_128_k64_p8, 128, 128, 128, false, dyn_128_k64_p8_bytes},
-        {"dyn_128_k64s32_p0", dyn_128_k64s32_p0, 128, 128, 128, false, dyn_128_k64s32_p0_bytes},
-        {"dyn_128_k64s32_p4", dyn_128_k64s32_p4, 128, 128, 128, false, dyn_128_k64s32_p4_bytes},
         {"attention_tiles_f16_256", attention_tiles_f16_256, 256, 256, 128, false},
-        {"try_f16_256_p0", try_f16_256_p0, 256, 256, 128, false},
-        {"try_f16_256_4x1p3", try_f16_256_4x1p3, 256, 128, 64, false},
-        {"dyn_256_k32_p8", dyn_256_k32_p8, 256, 256, 128, false, dyn_256_k32_p8_bytes},
         {"attention_tiles_q8_0_64", attention_tiles_q8_0_64, 64, 128, 128, true},
         {"attention_tiles_q8_0_128", attention_tiles_q8_0_128, 128, 128, 128, true},
-        {"try_q8_0_128_p0", try_q8_0_128_p0, 128, 128, 128, true},
         {"attention_tiles_q8_0_256", attention_tiles_q8_0_256, 256, 256, 128, true},
     };
     for (Shape shape : {Shape{"30B f16 ", 32, 4, 128, 30720, false}, Shape{"30B q8_0", 32, 4, 128, 30720, true}, Shape{"35B f16 ", 16, 2, 256, 30720, false},

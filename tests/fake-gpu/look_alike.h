@@ -19,7 +19,6 @@
 #define SHARED static
 #define SYNC() look_alike::wait_for_the_block()
 #define UNROLL
-#define UNROLL_4
 #define EXPORT extern "C" __attribute__((visibility("default")))
 /* By reference here, so that all kernels are called alike; the size tells the look-alike what a launch must bring. */
 #define KERNEL(name, Args)                                        \

@@ -142,17 +142,17 @@ pub fn a_row_does_not_meet_values_behind_its_position<B: Backend>(rig: &Rig<B>) 
 }
 
 pub fn an_attended_row_does_not_depend_on_the_rows_beside_it<B: Backend>(rig: &Rig<B>) {
-    const N_ROWS: u32 = 150;
-    for heads in [(4, 2, 32), (6, 2, 64), (8, 1, 128), (4, 1, 256)] {
+    const N_ROWS: u32 = 100;
+    for heads in [(2, 1, 32), (6, 2, 64), (8, 1, 128), (2, 1, 256)] {
         let row_len = (heads.0 * heads.2) as usize;
         for format in [KvFormat::F16, KvFormat::Q8_0] {
             let mut numbers = Numbers::seeded(14);
             let stored = rows(&mut numbers, heads, N_ROWS);
             let cache = Cache::new(rig, heads, format, N_ROWS, 0, stored);
-            let positions: Vec<i32> = (N_ROWS.cast_signed() - 64..N_ROWS.cast_signed()).collect();
+            let positions: Vec<i32> = (N_ROWS.cast_signed() - 40..N_ROWS.cast_signed()).collect();
             let queries = numbers.floats(positions.len() * row_len, 2.0);
             let together = cache.attend(rig, &queries, &positions, 0.15, Path::Prompt);
-            for size in [1, 7, 33] {
+            for size in [1, 7, 23] {
                 for (rows, (queries, together)) in
                     positions.chunks(size).zip(queries.chunks(size * row_len).zip(together.chunks(size * row_len)))
                 {
@@ -163,14 +163,12 @@ pub fn an_attended_row_does_not_depend_on_the_rows_beside_it<B: Backend>(rig: &R
                     }
                 }
             }
-            let (positions, queries) = (&positions[31..39], &queries[31 * row_len..39 * row_len]);
+            let (positions, queries) = (&positions[30..38], &queries[30 * row_len..38 * row_len]);
             let together = cache.attend(rig, queries, positions, 0.15, Path::Window);
-            for first in 0..8 {
-                for end in first + 1..=8 {
-                    let part = first * row_len..end * row_len;
-                    let cut = cache.attend(rig, &queries[part.clone()], &positions[first..end], 0.15, Path::Window);
-                    assert!(cut == together[part], "{heads:?} {format:?}: rows {first} to {end} of a window in one of their own");
-                }
+            for (first, end) in [(0, 1), (1, 3), (0, 4), (3, 8), (5, 6), (7, 8)] {
+                let part = first * row_len..end * row_len;
+                let cut = cache.attend(rig, &queries[part.clone()], &positions[first..end], 0.15, Path::Window);
+                assert!(cut == together[part], "{heads:?} {format:?}: rows {first} to {end} of a window in one of their own");
             }
         }
     }
