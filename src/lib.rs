@@ -16,6 +16,7 @@ pub mod experts;
 pub mod gguf;
 pub mod model;
 pub mod phase;
+pub mod reply;
 pub mod settings;
 pub mod tokenizer;
 
