@@ -18,6 +18,7 @@ pub mod model;
 pub mod phase;
 pub mod settings;
 pub mod tokenizer;
+pub mod worker;
 
 pub mod backend;
 #[path = "../backends/mod.rs"]
