@@ -16,6 +16,11 @@ pub mod experts;
 pub mod gguf;
 pub mod model;
 pub mod phase;
+#[cfg(feature = "serve")]
+pub mod server;
+#[cfg(not(feature = "serve"))]
+#[path = "server/absent.rs"]
+pub mod server;
 pub mod settings;
 pub mod tokenizer;
 pub mod worker;
