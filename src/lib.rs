@@ -16,6 +16,7 @@ pub mod experts;
 pub mod gguf;
 pub mod model;
 pub mod phase;
+pub mod reply;
 #[cfg(feature = "serve")]
 pub mod server;
 #[cfg(not(feature = "serve"))]
