@@ -6,16 +6,14 @@ use super::error::ApiError;
 use super::fields::Fields;
 use super::model::ServedModel;
 use crate::engine::sampler::Sampling;
+use crate::reply::ReasoningStart;
+pub use crate::reply::{STOP_BYTES_MAX, STOPS_MAX};
 use crate::tokenizer::Json;
 use crate::units::TokenId;
 use crate::worker::protocol::Generate;
 
 /// Most answers to one request.
 pub const CHOICES_MAX: usize = 16;
-/// Most stop texts.
-pub const STOPS_MAX: usize = 16;
-/// Most bytes of a stop text.
-pub const STOP_BYTES_MAX: usize = 1024;
 /// Most log-probabilities beside each token.
 pub const LOGPROBS_MAX: usize = 20;
 
@@ -164,7 +162,7 @@ pub fn fresh_seed() -> u64 {
 impl AnswerOptions {
     /// The worker's orders for all answers to `prompt`. Their ids are given by the queue.
     #[must_use]
-    pub fn generates(&self, model: &ServedModel, prompt: &[TokenId]) -> Vec<Generate> {
+    pub fn generates(&self, model: &ServedModel, prompt: &[TokenId], reasoning: ReasoningStart, tools: &[Json]) -> Vec<Generate> {
         let fresh_seed = fresh_seed();
         let generate = |choice| Generate {
             id: 0,
@@ -172,6 +170,8 @@ impl AnswerOptions {
             tokens_max: self.tokens_max.unwrap_or(usize::MAX),
             sampling: self.sampling.over(model, fresh_seed, choice),
             stop_strings: self.stop.clone(),
+            reasoning,
+            tools: tools.to_vec(),
             ignore_eos: self.ignore_eos,
             logprobs: self.logprobs,
         };

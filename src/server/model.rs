@@ -5,15 +5,16 @@ use std::time::{SystemTime, UNIX_EPOCH};
 pub use super::call::ServedModel;
 use super::chat::ChatRequest;
 use super::error::ApiError;
+use crate::reply::ReasoningStart;
 use crate::tokenizer::{ControlText, Json, Message, RenderOptions, Specials};
 use crate::units::TokenId;
 
 impl ServedModel {
-    /// The tokens of a conversation, with the opening of the answer.
+    /// The tokens of a conversation, with the opening of the answer, and whether that is within a thought.
     ///
     /// # Errors
     /// 400 where the model has no template or the template does not take the conversation.
-    pub fn chat_tokens(&self, chat: &ChatRequest) -> Result<Vec<TokenId>, ApiError> {
+    pub fn chat_tokens(&self, chat: &ChatRequest) -> Result<(Vec<TokenId>, ReasoningStart), ApiError> {
         let template = self.template.as_ref().ok_or_else(|| {
             ApiError::bad("messages", format!("{} has no chat template: use /v1/completions with a prompt of its own form", self.name))
         })?;
@@ -30,7 +31,8 @@ impl ServedModel {
             ..RenderOptions::default()
         };
         let rendered = template.render(&messages, &options).map_err(|error| ApiError::bad("messages", error.to_string()))?;
-        self.tokenizer.encode_chat(&rendered).map_err(|error| ApiError::bad("messages", error.to_string()))
+        let tokens = self.tokenizer.encode_chat(&rendered).map_err(|error| ApiError::bad("messages", error.to_string()))?;
+        Ok((tokens, ReasoningStart::of_prompt(&rendered)))
     }
 
     /// What users and tools wrote cannot end their turn. A thought within an answer of the model is cut off by templates, which look

@@ -181,6 +181,8 @@ mod tests {
             tokens_max: 1,
             sampling: Sampling::default(),
             stop_strings: Vec::new(),
+            reasoning: crate::reply::ReasoningStart::Answer,
+            tools: Vec::new(),
             ignore_eos: false,
             logprobs: None,
         };

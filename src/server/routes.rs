@@ -14,6 +14,7 @@ use super::openai::chat::ChatStream;
 use super::openai::completions::{self, CompletionStream};
 use super::openai::{self, ok};
 use super::{App, body, metrics, status, stream};
+use crate::reply::ReasoningStart;
 use crate::units::TokenId;
 
 /// Longest name of a client that is told apart.
@@ -57,14 +58,14 @@ async fn answer_chat(app: &Arc<App>, client: String, body: axum::body::Body) -> 
     let model = app.model()?;
     let for_tokens = Arc::clone(&model);
     // Rendering and tokenising a long conversation takes a while, and others are waiting.
-    let (chat, options, prompt) = blocking(move || {
+    let (chat, options, prompt, reasoning) = blocking(move || {
         let (chat, options) = openai::chat::parse(&body)?;
-        let prompt = for_tokens.chat_tokens(&chat)?;
-        Ok((chat, options, prompt))
+        let (prompt, reasoning) = for_tokens.chat_tokens(&chat)?;
+        Ok((chat, options, prompt, reasoning))
     })
     .await?;
     app.check_length(&model, prompt.len())?;
-    let generates = chat.answer.generates(&model, &prompt);
+    let generates = chat.answer.generates(&model, &prompt, reasoning, &chat.tools);
     let (n, with_logprobs) = (generates.len(), chat.answer.logprobs.is_some());
     let events = app.ask("chat", chat.answer.client.as_ref().unwrap_or(&client), generates)?;
     if options.stream {
@@ -94,7 +95,8 @@ async fn answer_completion(app: &Arc<App>, client: String, body: axum::body::Bod
     for prompt in &prompts {
         app.check_length(&model, prompt.len())?;
     }
-    let generates: Vec<_> = prompts.iter().flat_map(|prompt| request.answer.generates(&model, prompt)).collect();
+    let generates: Vec<_> =
+        prompts.iter().flat_map(|prompt| request.answer.generates(&model, prompt, ReasoningStart::Answer, &[])).collect();
     let (answers, n, with_logprobs) = (generates.len(), request.answer.n, request.answer.logprobs.is_some());
     let events = app.ask("completions", request.answer.client.as_ref().unwrap_or(&client), generates)?;
     if options.stream {

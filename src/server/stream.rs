@@ -211,6 +211,7 @@ pub async fn collect(mut events: UnboundedReceiver<ChoiceEvent>, answers: usize)
                                 arguments.push_str(&text);
                             }
                         }
+                        Delta::ToolEnd { .. } => {}
                     }
                 }
             }

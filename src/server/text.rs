@@ -34,7 +34,7 @@ pub async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<R
             None if fields.get("messages").is_some() => {
                 let tools = fields.list("tools", 512)?.to_vec();
                 let template_args = fields.entries("chat_template_kwargs")?.to_vec();
-                model.chat_tokens(&ChatRequest { messages: messages::read(&fields)?, tools, template_args, ..ChatRequest::default() })?
+                model.chat_tokens(&ChatRequest { messages: messages::read(&fields)?, tools, template_args, ..ChatRequest::default() })?.0
             }
             None => return Err(fields.refuse("content", "missing: give `content`, `prompt` or `messages`")),
         };

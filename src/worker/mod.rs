@@ -26,6 +26,7 @@ use crate::backend::{Backend, BackendError};
 use crate::engine::{Engine, EngineError, Event, Finish, Outcome, Request};
 use crate::experts::StoreError;
 use crate::phase::PhaseError;
+use crate::reply::{Reply, ReplyOptions, StopStrings, ToolTypes};
 use crate::tokenizer::Tokenizer;
 use answer::{AnswerText, Piece};
 use protocol::{FailKind, FinishReason, FrameError, FromWorker, Generate, Hello, PROTOCOL_VERSION, ToWorker, read_frame, write_frame};
@@ -166,11 +167,16 @@ fn answer<B: Backend, W: Write>(
     channel: &mut Channel<W>,
     generate: Generate,
 ) -> Result<(), WorkerError> {
-    let Generate { id, prompt, tokens_max, sampling, stop_strings, ignore_eos, logprobs } = generate;
+    let Generate { id, prompt, tokens_max, sampling, stop_strings, reasoning, tools, ignore_eos, logprobs } = generate;
+    let stops = match StopStrings::new(stop_strings.clone()) {
+        Ok(stops) => stops,
+        Err(error) => return Ok(channel.tell(&FromWorker::Failed { id, kind: FailKind::BadRequest, message: error.to_string() })?),
+    };
+    let tools = Some(ToolTypes::new(&tools)).filter(|_| !tools.is_empty());
     let stop_tokens = if ignore_eos { Vec::new() } else { tokenizer.end_tokens().to_vec() };
     let request = Request { prompt, tokens_max, sampling, stop_tokens, logprobs };
     let wishes = Arc::clone(&channel.wishes);
-    let mut text = AnswerText::new(tokenizer, stop_strings);
+    let mut text = AnswerText::new(tokenizer, ReplyOptions { reasoning, tools, stops });
     let mut out = Teller { channel, id, failed: None, read_told: None };
     let mut chances = None;
     let generated = engine.generate(&request, &mut |event| {
@@ -182,7 +188,11 @@ fn answer<B: Backend, W: Write>(
                 out.wrote(piece);
             }
         }
-        if out.failed.is_some() || text.stopped().is_some() || wishes.end(id) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        if out.failed.is_some() || text.reply().stopped().is_some() || wishes.end(id) {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
+        }
     });
     // Also where the request failed: what was written is the client's.
     out.wrote(text.finish());
@@ -191,8 +201,8 @@ fn answer<B: Backend, W: Write>(
     }
     match generated {
         Ok(outcome) => {
-            let finish = finish_reason(&outcome, text.stopped());
-            let done = Box::new(report::done(engine, &outcome, finish));
+            let finish = finish_reason(&outcome, text.reply(), &stop_strings);
+            let done = Box::new(report::done(engine, &outcome, finish, text.reply().reasoning_tokens()));
             Ok(channel.tell(&FromWorker::Done { id, done })?)
         }
         Err(error) => {
@@ -203,9 +213,11 @@ fn answer<B: Backend, W: Write>(
     }
 }
 
-fn finish_reason(outcome: &Outcome, stopped: Option<usize>) -> FinishReason {
+fn finish_reason(outcome: &Outcome, reply: &Reply, stop_strings: &[String]) -> FinishReason {
+    let stopped = reply.stopped().and_then(|stopped| stop_strings.iter().position(|stop| stop == stopped));
     match (stopped, outcome.finish) {
         (Some(index), _) => FinishReason::StopString(index),
+        (None, Finish::Stop) if reply.call_count() > 0 => FinishReason::ToolCalls,
         (None, Finish::Stop) => FinishReason::Stop,
         (None, Finish::Length) => FinishReason::Length,
         (None, Finish::Cancelled) => FinishReason::Cancelled,

@@ -15,6 +15,9 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::engine::sampler::{Logprobs, Sampling};
+pub use crate::reply::Delta;
+use crate::reply::ReasoningStart;
+use crate::tokenizer::Json;
 use crate::units::TokenId;
 
 /// Version of the messages; both sides must have the same.
@@ -49,33 +52,14 @@ pub struct Generate {
     pub sampling: Sampling,
     /// Texts that end the answer and are not part of it; none is empty.
     pub stop_strings: Vec<String>,
+    /// Where the model stands when it begins to write.
+    pub reasoning: ReasoningStart,
+    /// The tools on offer, in OpenAI's form; where there are none, the mark-up of calls is text like any other.
+    pub tools: Vec<Json>,
     /// Write on when the model ends its text.
     pub ignore_eos: bool,
     /// Log-probabilities wanted beside each token: of itself and so many best ones.
     pub logprobs: Option<usize>,
-}
-
-/// A piece of an answer.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Delta {
-    /// Thoughts before the answer.
-    Reasoning(String),
-    /// The answer.
-    Content(String),
-    /// A tool call begins.
-    ToolCall {
-        /// Counted from 0 within the answer.
-        index: u32,
-        /// The tool.
-        name: String,
-    },
-    /// A piece of a call's arguments; all pieces of a call joined are one JSON object.
-    ToolArguments {
-        /// The call.
-        index: u32,
-        /// The piece.
-        text: String,
-    },
 }
 
 /// A token whose text has been handed out.
@@ -375,6 +359,8 @@ mod tests {
             tokens_max: usize::MAX,
             sampling: Sampling { seed: u64::MAX, temperature: 0.1, ..Sampling::default() },
             stop_strings: vec!["\n\u{1f638}".to_owned()],
+            reasoning: ReasoningStart::Inside,
+            tools: vec![Json::Object(vec![("z".to_owned(), Json::from("1")), ("a".to_owned(), Json::Null)])],
             ignore_eos: true,
             logprobs: Some(5),
         }))

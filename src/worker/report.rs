@@ -49,14 +49,14 @@ fn state<B: Backend>(engine: &Engine<B>, outcome: Option<&Outcome>) -> EngineSta
 }
 
 /// What a request did.
-pub fn done<B: Backend>(engine: &Engine<B>, outcome: &Outcome, finish: FinishReason) -> Done {
+pub fn done<B: Backend>(engine: &Engine<B>, outcome: &Outcome, finish: FinishReason, reasoning_tokens: usize) -> Done {
     Done {
         finish,
         prompt_tokens: outcome.prompt_tokens,
         reused_tokens: outcome.reused_tokens,
         common_tokens: outcome.common_tokens,
         completion_tokens: outcome.tokens.len(),
-        reasoning_tokens: 0,
+        reasoning_tokens,
         way: word(outcome.choice.way),
         way_reason: outcome.choice.reason.clone(),
         chunk: outcome.choice.chunk,

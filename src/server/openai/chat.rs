@@ -52,11 +52,26 @@ pub fn parse(body: &[u8]) -> Result<(ChatRequest, WireOptions), ApiError> {
     Ok((chat, wire_options(&fields)?))
 }
 
+/// Most tools.
+const TOOLS_MAX: usize = 512;
+
 /// Reads `tools` and what belongs to them.
 fn tools(fields: &Fields<'_>) -> Result<Vec<Json>, ApiError> {
-    let tools = fields.list("tools", 512)?;
-    if !tools.is_empty() {
-        return Err(fields.refuse("tools", "tool calls are not in this version: leave them out"));
+    let tools = fields.list("tools", TOOLS_MAX)?;
+    for (index, tool) in tools.iter().enumerate() {
+        let path = format!("tools[{index}]");
+        let tool = Fields::new(tool, &path)?;
+        match tool.text("type")? {
+            Some("function") => {}
+            _ => return Err(tool.refuse("type", "only `function` tools are called")),
+        }
+        let function = tool.get("function").ok_or_else(|| tool.refuse("function", "missing"))?;
+        let function_path = tool.path("function");
+        let function = Fields::new(function, &function_path)?;
+        if function.text("name")?.is_none_or(str::is_empty) {
+            return Err(function.refuse("name", "missing"));
+        }
+        function.entries("parameters")?;
     }
     match fields.get("response_format") {
         None => {}
@@ -142,8 +157,8 @@ impl ChatStream {
     }
 }
 
-fn delta_json(delta: Delta) -> Value {
-    match delta {
+fn delta_json(delta: Delta) -> Option<Value> {
+    Some(match delta {
         Delta::Reasoning(text) => json!({ "reasoning_content": text }),
         Delta::Content(text) => json!({ "content": text }),
         Delta::ToolCall { index, name } => {
@@ -151,8 +166,10 @@ fn delta_json(delta: Delta) -> Value {
             call["index"] = index.into();
             json!({ "tool_calls": [call] })
         }
+        // Clients join pieces by the call's number and need no end.
+        Delta::ToolEnd { .. } => return None,
         Delta::ToolArguments { index, text } => json!({ "tool_calls": [{ "index": index, "function": { "arguments": text } }] }),
-    }
+    })
 }
 
 impl Wire for ChatStream {
@@ -167,8 +184,8 @@ impl Wire for ChatStream {
                     return vec![self.choice(choice, &json!({}), &tokens, None)];
                 }
                 let mut events = Vec::with_capacity(deltas.len());
-                for delta in deltas {
-                    events.push(self.choice(choice, &delta_json(delta), &std::mem::take(&mut tokens), None));
+                for delta in deltas.into_iter().filter_map(delta_json) {
+                    events.push(self.choice(choice, &delta, &std::mem::take(&mut tokens), None));
                 }
                 events
             }
