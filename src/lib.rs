@@ -19,8 +19,14 @@ pub mod grammar;
 pub mod model;
 pub mod phase;
 pub mod reply;
+#[cfg(feature = "serve")]
+pub mod server;
+#[cfg(not(feature = "serve"))]
+#[path = "server/absent.rs"]
+pub mod server;
 pub mod settings;
 pub mod tokenizer;
+pub mod worker;
 
 pub mod backend;
 #[path = "../backends/mod.rs"]

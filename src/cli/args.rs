@@ -10,13 +10,15 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 
 use super::draft_args::DraftArgs;
 use super::measure_args::{BenchArgs, ReplayArgs};
+use super::serve_args::{ListenArgs, ServeArgs, WorkerArgs};
+use super::text_args::{DetokenizeArgs, TokenizeArgs};
 use crate::settings::{
     Activations, AliasThreshold, BlockSetting, CONTEXT_TOKENS_MAX, CacheSizing, ChunkSetting, ContextSetting, DeviceSetting, ExpertCache,
     HeadAliasMode, KvType, MEMORY_MIB_MAX, Refill, SettingError, ShortRead, THREADS_MAX, WholeNumber,
 };
 
 const MODEL: &str = "Model";
-const TEXT: &str = "Text";
+pub(super) const TEXT: &str = "Text";
 const MEMORY: &str = "Memory";
 const PROMPT: &str = "Reading prompts";
 const SAMPLING: &str = "Sampling";
@@ -52,6 +54,11 @@ pub enum CommandArgs {
     Bench(Box<BenchArgs>),
     /// Run recorded requests again, each way of reading beside the others
     Replay(Box<ReplayArgs>),
+    /// Serve the model over HTTP, with the APIs of OpenAI
+    Serve(Box<ServeArgs>),
+    /// The process behind `serve` that owns the device; started by it
+    #[command(hide = true)]
+    Worker(Box<WorkerArgs>),
     /// Turn text into token numbers
     Tokenize(TokenizeArgs),
     /// Turn token numbers into text
@@ -142,43 +149,6 @@ pub struct PerplexityArgs {
     pub engine: EngineArgs,
 }
 
-/// `ebbtide tokenize`.
-#[derive(Debug, Args)]
-pub struct TokenizeArgs {
-    /// The text
-    #[arg(value_name = "TEXT", allow_hyphen_values = true)]
-    pub input: Option<String>,
-    /// The model.
-    #[command(flatten)]
-    pub model: ModelArgs,
-    /// The text, as a flag
-    #[arg(help_heading = TEXT, short = 'p', long, value_name = "TEXT", allow_hyphen_values = true)]
-    pub prompt: Option<String>,
-    /// A file with the text
-    #[arg(help_heading = TEXT, long, value_name = "FILE")]
-    pub prompt_file: Option<PathBuf>,
-    /// Output settings.
-    #[command(flatten)]
-    pub output: OutputArgs,
-}
-
-/// `ebbtide detokenize`.
-#[derive(Debug, Args)]
-pub struct DetokenizeArgs {
-    /// Token numbers: a LIST split by commas or white space, or a file
-    #[arg(value_name = "LIST|@FILE")]
-    pub input: Option<String>,
-    /// The model.
-    #[command(flatten)]
-    pub model: ModelArgs,
-    /// Token numbers, as a flag
-    #[arg(help_heading = TEXT, long, value_name = "LIST|@FILE", allow_hyphen_values = true)]
-    pub tokens: Option<String>,
-    /// Output settings.
-    #[command(flatten)]
-    pub output: OutputArgs,
-}
-
 /// `ebbtide config`: every flag that a file is likely to set.
 #[derive(Debug, Args)]
 pub struct ConfigArgs {
@@ -191,6 +161,9 @@ pub struct ConfigArgs {
     /// Sampling settings.
     #[command(flatten)]
     pub sampling: SamplingArgs,
+    /// Settings of the server.
+    #[command(flatten)]
+    pub listen: ListenArgs,
 }
 
 /// Which model.
@@ -425,7 +398,7 @@ const TOP_K: WholeNumber = WholeNumber { form: FORM, unit: "candidates", least: 
 const SEED: WholeNumber = WholeNumber { form: FORM, unit: "(64 bits)", least: 0, most: u64::MAX };
 const THREADS: WholeNumber = WholeNumber { form: FORM, unit: "threads", least: 1, most: THREADS_MAX as u64 };
 
-fn whole(bounds: WholeNumber) -> impl Fn(&str) -> Result<u64, SettingError> + Clone + Send + Sync + 'static {
+pub(super) fn whole(bounds: WholeNumber) -> impl Fn(&str) -> Result<u64, SettingError> + Clone + Send + Sync + 'static {
     move |text| bounds.parse(text)
 }
 

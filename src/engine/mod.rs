@@ -39,7 +39,7 @@ pub use error::EngineError;
 pub use free_memory::{FreeMemory, read_device_budget};
 pub use request::{Event, Finish, OnEvent, Outcome, Request};
 
-use crate::backend::{AddrRange, Backend};
+use crate::backend::{AddrRange, Backend, Capabilities};
 use crate::experts::Experts;
 use crate::model::Model;
 use crate::model::forward::ResidentAddrs;
@@ -57,7 +57,7 @@ use embedding::Embedding;
 use fit::Beside;
 use guard::Guard;
 use prefill::PromptPath;
-use prefix::Checkpoint;
+use prefix::{Checkpoint, Known};
 use prefix_cache::{PrefixCache, PrefixCounters};
 use recurrent::Recurrent;
 use timelines::Timelines;
@@ -132,6 +132,12 @@ impl<B: Backend> Engine<B> {
     #[must_use]
     pub fn phase(&self) -> Phase {
         self.scheduler.phase()
+    }
+
+    /// What the device is and can do.
+    #[must_use]
+    pub fn capabilities(&self) -> &Capabilities {
+        self.backend.capabilities()
     }
 
     /// The experts, for reports.
@@ -223,7 +229,7 @@ impl<B: Backend> Engine<B> {
         self.spilled = Bytes::ZERO;
         let started = Instant::now();
         let (&last, first) = request.prompt.split_last().ok_or(EngineError::EmptyPrompt)?;
-        let reused_tokens = self.resume_prefix(request)?;
+        let Known { reused: reused_tokens, common: common_tokens } = self.resume_prefix(request)?;
         let fresh = &first[reused_tokens..];
         let choice = self.choose_way(Reading { past: reused_tokens, tokens: fresh.len() });
         let read = self.read(fresh, last, &choice, on_event)?;
@@ -233,6 +239,7 @@ impl<B: Backend> Engine<B> {
             finish: Finish::Cancelled,
             prompt_tokens: request.prompt.len(),
             reused_tokens,
+            common_tokens,
             place: self.timelines.place(),
             choice,
             prefill: Duration::ZERO,

@@ -31,8 +31,8 @@ pub struct Request {
 }
 
 /// What happens while a request runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Event<'a> {
     /// The prompt is being read: rows x layers done, of all.
     Reading {
         /// Done.
@@ -40,6 +40,8 @@ pub enum Event {
         /// All.
         total: u64,
     },
+    /// Log-probabilities of the token that comes next, where they were asked for.
+    Logprobs(&'a Logprobs),
     /// A token was written.
     Token(TokenId),
 }
@@ -69,6 +71,9 @@ pub struct Outcome {
     pub prompt_tokens: usize,
     /// Of them, those whose keys and values were there already.
     pub reused_tokens: usize,
+    /// Leading tokens of the prompt that some known conversation has, too: the first difference is there. At least those that were
+    /// reused; 0 where nothing is kept.
+    pub common_tokens: usize,
     /// Which timeline the request was answered on.
     pub place: Place,
     /// How the prompt was read.
@@ -110,4 +115,4 @@ impl Outcome {
 }
 
 /// Called at every event; may ask to stop.
-pub type OnEvent<'a> = dyn FnMut(Event) -> ControlFlow<()> + 'a;
+pub type OnEvent<'a> = dyn FnMut(Event<'_>) -> ControlFlow<()> + 'a;

@@ -6,7 +6,7 @@ use super::constraint::Allowed;
 use crate::units::TokenId;
 
 /// How to choose.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, serde::Deserialize, serde::Serialize)]
 pub struct Sampling {
     /// Divides the logits; 0 takes the best token.
     pub temperature: f32,
@@ -66,7 +66,7 @@ fn best_among(logits: &[f32], allowed: &Allowed) -> Option<TokenId> {
 }
 
 /// Natural logarithms of probabilities, of the logits as the model gives them: before penalties, cuts and temperature.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, serde::Deserialize, serde::Serialize)]
 pub struct Logprobs {
     /// Of the token that was chosen.
     pub chosen: f32,

@@ -1,5 +1,6 @@
 //! Writing: windows of the last token and drafts behind it, until the text ends.
 
+use std::ops::ControlFlow;
 use std::time::Instant;
 
 use super::constraint::AnyConstraintState;
@@ -76,8 +77,10 @@ impl<B: Backend> Engine<B> {
                     break;
                 }
                 outcome.tokens.push(token);
-                outcome.logprobs.extend(request.logprobs.and_then(|n_best| logprobs(logits, token, n_best)));
-                if on_event(Event::Token(token)).is_break() {
+                let chances = request.logprobs.and_then(|n_best| logprobs(logits, token, n_best));
+                let told = chances.as_ref().map_or(ControlFlow::Continue(()), |chances| on_event(Event::Logprobs(chances)));
+                outcome.logprobs.extend(chances);
+                if told.is_break() || on_event(Event::Token(token)).is_break() {
                     outcome.finish = Finish::Cancelled;
                     break;
                 }

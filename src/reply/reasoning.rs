@@ -11,7 +11,8 @@ pub const OPEN_TAG: &str = "<think>";
 pub const CLOSE_TAG: &str = "</think>";
 
 /// Where the model stands when it begins to write.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum ReasoningStart {
     /// The answer begins at once; tags are text.
     #[default]

@@ -125,6 +125,7 @@ pub fn generate<B: Backend>(
             Event::Reading { done, total } => {
                 reading.get_or_insert_with(|| Progress::new("reading", total)).set(done);
             }
+            Event::Logprobs(_) => {}
             Event::Token(token) => {
                 if let Some(reading) = reading.take() {
                     reading.finish();
