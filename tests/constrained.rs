@@ -26,7 +26,7 @@ struct Rig {
 impl Rig {
     fn new(model: Arc<Model>) -> Self {
         let tokenizer = Arc::new(model.tokenizer().expect("it has a vocabulary"));
-        let grammars = Grammars::new(Arc::clone(&tokenizer)).expect("the vocabulary is taken");
+        let grammars = Grammars::new(&tokenizer).expect("the vocabulary is taken");
         Self { model, tokenizer, grammars }
     }
 

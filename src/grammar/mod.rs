@@ -14,7 +14,7 @@ mod thinking;
 pub use schema::{SCHEMA_BYTES_MAX, SCHEMA_DEPTH_MAX};
 pub use thinking::Thinking;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use llguidance::api::{ParserLimits, TopLevelGrammar};
 use llguidance::toktrie::{ApproximateTokEnv, InferenceCapabilities, TokEnv, TokRxInfo, TokTrie};
@@ -105,20 +105,15 @@ impl Grammars {
     ///
     /// # Errors
     /// [`GrammarError::NoEnd`]; [`GrammarError::Refused`] for a vocabulary that the grammar engine does not take.
-    pub fn new(tokenizer: Arc<Tokenizer>) -> Result<Self, GrammarError> {
+    pub fn new(tokenizer: &Arc<Tokenizer>) -> Result<Self, GrammarError> {
         let n_vocab = tokenizer.token_count();
         let (&end, _) = tokenizer.end_tokens().split_first().ok_or(GrammarError::NoEnd)?;
         let refused = |reason: String| GrammarError::Refused { what: "the vocabulary", reason };
         let count = u32::try_from(n_vocab).map_err(|error| refused(error.to_string()))?;
-        let words: Vec<Vec<u8>> = (0..count).map(|token| trie_bytes(&tokenizer, token)).collect();
+        let words: Vec<Vec<u8>> = (0..count).map(|token| trie_bytes(tokenizer, token)).collect();
         let trie = TokTrie::from(&TokRxInfo::new(count, end), &words).with_eos_tokens(tokenizer.end_tokens());
-        let environment: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
-        let capabilities = InferenceCapabilities::default();
-        let slices = llguidance::earley::SlicedBiasComputer::general_slices();
-        let mut factory = ParserFactory::new(&environment, capabilities, &slices).map_err(|error| refused(error.to_string()))?;
-        factory.quiet();
-        *factory.limits_mut() = ParserLimits { max_lexer_states: LEXER_STATES_MAX, verbose_errors: false, ..ParserLimits::default() };
-        Ok(Self { factory, tokenizer, n_vocab })
+        let factory = factory(&(Arc::new(ApproximateTokEnv::new(trie)) as TokEnv)).map_err(refused)?;
+        Ok(Self { factory, tokenizer: Arc::clone(tokenizer), n_vocab })
     }
 
     /// The constraint for a request; `None` where it demands nothing.
@@ -141,46 +136,70 @@ impl Grammars {
     }
 
     fn grammar(&self, rule: &AnswerRule) -> Result<Grammar, GrammarError> {
-        let short = |what, text: &str| match text.len() {
-            bytes if bytes > GRAMMAR_BYTES_MAX => Err(GrammarError::TooLong { what, bytes, bytes_max: GRAMMAR_BYTES_MAX }),
-            _ => Ok(()),
-        };
-        let (what, grammar) = match rule {
-            AnswerRule::JsonObject => ("a JSON object", TopLevelGrammar::from_json_schema(schema::any_object())),
-            AnswerRule::JsonSchema(text) => {
-                ("the JSON schema", TopLevelGrammar::from_json_schema(schema::checked(text, schema::Unknown::Refused)?))
-            }
-            AnswerRule::Regex(text) => {
-                short("the regular expression", text)?;
-                ("the regular expression", TopLevelGrammar::from_regex(text))
-            }
-            AnswerRule::Lark(text) => {
-                short("the grammar", text)?;
-                ("the grammar", TopLevelGrammar::from_lark(text.clone()))
-            }
-            AnswerRule::ToolCall { form, tools, parallel } => {
-                let lark = calls::lark(*form, tools, *parallel, &|tag| self.is_special(tag))?;
-                ("the tools' schemas", TopLevelGrammar::from_lark(lark))
-            }
-        };
-        let refused = |reason: String| GrammarError::Refused { what, reason };
-        let parser = self.factory.create_parser(grammar).map_err(|error| refused(error.to_string()))?;
-        let mut matcher = Matcher::new(Ok(parser));
-        if let Some(reason) = matcher.get_error() {
-            return Err(refused(reason));
-        }
-        // What can never be written shows here and not in the middle of a request.
-        let first = matcher.compute_mask_or_eos().map_err(|error| refused(error.to_string()))?;
-        if first.is_zero() {
-            return Err(refused("no token can begin it".to_owned()));
-        }
+        let matcher = compile(&self.factory, rule)?;
         Ok(Grammar::new(matcher, self.tokenizer.end_tokens().to_vec()))
     }
+}
 
-    /// Whether a tag is a token of its own, as the trie has it.
-    fn is_special(&self, tag: &str) -> bool {
-        self.factory.tok_env().tok_trie().get_special_token(tag).is_some()
+/// Whether a rule can be followed, whatever the vocabulary: for a server that has no use for the constraint itself.
+///
+/// # Errors
+/// As [`Grammars::constraint`].
+pub fn check(rule: &AnswerRule) -> Result<(), GrammarError> {
+    static FACTORY: OnceLock<Result<ParserFactory, String>> = OnceLock::new();
+    // Every byte is a token here.
+    let made = FACTORY.get_or_init(|| factory(&ApproximateTokEnv::single_byte_env()));
+    match made {
+        Ok(factory) => compile(factory, rule).map(drop),
+        Err(reason) => Err(GrammarError::Refused { what: "a rule", reason: reason.clone() }),
     }
+}
+
+fn factory(environment: &TokEnv) -> Result<ParserFactory, String> {
+    let slices = llguidance::earley::SlicedBiasComputer::general_slices();
+    let made = ParserFactory::new(environment, InferenceCapabilities::default(), &slices);
+    let mut factory = made.map_err(|error| error.to_string())?;
+    factory.quiet();
+    *factory.limits_mut() = ParserLimits { max_lexer_states: LEXER_STATES_MAX, verbose_errors: false, ..ParserLimits::default() };
+    Ok(factory)
+}
+
+fn compile(factory: &ParserFactory, rule: &AnswerRule) -> Result<Matcher, GrammarError> {
+    let short = |what, text: &str| match text.len() {
+        bytes if bytes > GRAMMAR_BYTES_MAX => Err(GrammarError::TooLong { what, bytes, bytes_max: GRAMMAR_BYTES_MAX }),
+        _ => Ok(()),
+    };
+    let (what, grammar) = match rule {
+        AnswerRule::JsonObject => ("a JSON object", TopLevelGrammar::from_json_schema(schema::any_object())),
+        AnswerRule::JsonSchema(text) => {
+            ("the JSON schema", TopLevelGrammar::from_json_schema(schema::checked(text, schema::Unknown::Refused)?))
+        }
+        AnswerRule::Regex(text) => {
+            short("the regular expression", text)?;
+            ("the regular expression", TopLevelGrammar::from_regex(text))
+        }
+        AnswerRule::Lark(text) => {
+            short("the grammar", text)?;
+            ("the grammar", TopLevelGrammar::from_lark(text.clone()))
+        }
+        AnswerRule::ToolCall { form, tools, parallel } => {
+            let is_special = |tag: &str| factory.tok_env().tok_trie().get_special_token(tag).is_some();
+            let lark = calls::lark(*form, tools, *parallel, &is_special)?;
+            ("the tools' schemas", TopLevelGrammar::from_lark(lark))
+        }
+    };
+    let refused = |reason: String| GrammarError::Refused { what, reason };
+    let parser = factory.create_parser(grammar).map_err(|error| refused(error.to_string()))?;
+    let mut matcher = Matcher::new(Ok(parser));
+    if let Some(reason) = matcher.get_error() {
+        return Err(refused(reason));
+    }
+    // What can never be written shows here and not in the middle of a request.
+    let first = matcher.compute_mask_or_eos().map_err(|error| refused(error.to_string()))?;
+    if first.is_zero() {
+        return Err(refused("no token can begin it".to_owned()));
+    }
+    Ok(matcher)
 }
 
 /// A token as the trie wants it. Tokens that text is not made of carry a mark, so that a grammar's text never uses them.

@@ -21,7 +21,7 @@ fn tokenizer() -> Arc<Tokenizer> {
 
 fn grammars() -> &'static Grammars {
     static GRAMMARS: OnceLock<Grammars> = OnceLock::new();
-    GRAMMARS.get_or_init(|| Grammars::new(tokenizer()).expect("the vocabulary is taken"))
+    GRAMMARS.get_or_init(|| Grammars::new(&tokenizer()).expect("the vocabulary is taken"))
 }
 
 fn demand(rule: &AnswerRule) -> Demand<'_> {
@@ -29,14 +29,17 @@ fn demand(rule: &AnswerRule) -> Demand<'_> {
 }
 
 fn constraint(rule: &AnswerRule) -> Arc<dyn Constraint> {
+    check(rule).expect("it can be followed");
     grammars().constraint(demand(rule)).expect("the rule is sound").expect("it demands something")
 }
 
 fn refusal(rule: &AnswerRule) -> String {
+    let Err(error) = check(rule) else { panic!("{rule:?} passes") };
     match grammars().constraint(demand(rule)) {
         Ok(_) => panic!("{rule:?} is not refused"),
-        Err(error) => error.to_string(),
+        Err(again) => assert_eq!(error.to_string(), again.to_string()),
     }
+    error.to_string()
 }
 
 /// Logits that depend on position and token alone. Quotes and brackets that close are favoured, so that texts come to an end.

@@ -8,14 +8,17 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
+use super::chat::ChatRequest;
 use super::error::{ApiError, json_response};
 use super::listen::Peer;
+use super::model::ServedModel;
 use super::openai::chat::ChatStream;
 use super::openai::completions::{self, CompletionStream};
 use super::openai::{self, ok};
 use super::{App, body, metrics, status, stream};
 use crate::reply::ReasoningStart;
 use crate::units::TokenId;
+use crate::worker::protocol::Generate;
 
 /// Longest name of a client that is told apart.
 const CLIENT_BYTES_MAX: usize = 128;
@@ -53,19 +56,34 @@ pub async fn chat(State(app): State<Arc<App>>, peer: Option<Extension<Peer>>, re
     answered.inspect_err(|_| app.live.note_refused())
 }
 
+/// A conversation that is ready for the queue.
+struct Prepared<O> {
+    chat: ChatRequest,
+    options: O,
+    prompt_tokens: usize,
+    generates: Vec<Generate>,
+}
+
+impl<O> Prepared<O> {
+    fn new(model: &ServedModel, chat: ChatRequest, options: O) -> Result<Self, ApiError> {
+        let (prompt, reasoning) = model.chat_tokens(&chat)?;
+        let generates = chat.generates(model, &prompt, reasoning)?;
+        Ok(Self { chat, options, prompt_tokens: prompt.len(), generates })
+    }
+}
+
 async fn answer_chat(app: &Arc<App>, client: String, body: axum::body::Body) -> Result<Response, ApiError> {
     let body = body::read(body).await?;
     let model = app.model()?;
     let for_tokens = Arc::clone(&model);
     // Rendering and tokenising a long conversation takes a while, and others are waiting.
-    let (chat, options, prompt, reasoning) = blocking(move || {
+    let prepared = blocking(move || {
         let (chat, options) = openai::chat::parse(&body)?;
-        let (prompt, reasoning) = for_tokens.chat_tokens(&chat)?;
-        Ok((chat, options, prompt, reasoning))
+        Prepared::new(&for_tokens, chat, options)
     })
     .await?;
-    app.check_length(&model, prompt.len())?;
-    let generates = chat.answer.generates(&model, &prompt, reasoning, &chat.tools);
+    let Prepared { chat, options, prompt_tokens, generates } = prepared;
+    app.check_length(&model, prompt_tokens)?;
     let (n, with_logprobs) = (generates.len(), chat.answer.logprobs.is_some());
     let events = app.ask("chat", chat.answer.client.as_ref().unwrap_or(&client), generates)?;
     if options.stream {
