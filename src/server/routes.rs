@@ -8,6 +8,7 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
+use super::anthropic::{self, MessageStream};
 use super::chat::ChatRequest;
 use super::error::{ApiError, json_response};
 use super::listen::Peer;
@@ -15,6 +16,7 @@ use super::model::ServedModel;
 use super::openai::chat::ChatStream;
 use super::openai::completions::{self, CompletionStream};
 use super::openai::{self, ok};
+use super::responses::{self, ResponseStream};
 use super::{App, body, metrics, status, stream};
 use crate::reply::ReasoningStart;
 use crate::units::TokenId;
@@ -122,6 +124,72 @@ async fn answer_completion(app: &Arc<App>, client: String, body: axum::body::Bod
     }
     let answers = stream::collect(events, answers).await?;
     Ok(ok(&completions::body(&model, &answers, n, with_logprobs)))
+}
+
+pub async fn messages(State(app): State<Arc<App>>, peer: Option<Extension<Peer>>, request: Request) -> Response {
+    let (parts, body) = request.into_parts();
+    let answered = answer_messages(&app, client_of(peer, &parts.headers), body).await;
+    answered.unwrap_or_else(|error| {
+        app.live.note_refused();
+        error.response_with(&error.anthropic_body())
+    })
+}
+
+async fn answer_messages(app: &Arc<App>, client: String, body: axum::body::Body) -> Result<Response, ApiError> {
+    let body = body::read(body).await?;
+    let model = app.model()?;
+    let for_tokens = Arc::clone(&model);
+    let prepared = blocking(move || {
+        let (chat, options) = anthropic::parse(&body)?;
+        Prepared::new(&for_tokens, chat, options)
+    })
+    .await?;
+    let Prepared { chat, options, prompt_tokens, generates } = prepared;
+    app.check_length(&model, prompt_tokens)?;
+    let events = app.ask("messages", chat.answer.client.as_ref().unwrap_or(&client), generates)?;
+    if options.stream {
+        return Ok(stream::response(MessageStream::new(&model.name, options, prompt_tokens), events, 1));
+    }
+    let answers = stream::collect(events, 1).await?;
+    let answer = answers.first().ok_or_else(|| ApiError::engine("lost", "the answer ended without a word; try again"))?;
+    Ok(ok(&anthropic::body(&model.name, &options, answer)))
+}
+
+/// Needs no engine and waits for none.
+pub async fn count_tokens(State(app): State<Arc<App>>, request: Request) -> Response {
+    let counted = async {
+        let body = body::read(request.into_body()).await?;
+        let model = app.model()?;
+        let tokens = blocking(move || Ok(model.chat_tokens(&anthropic::parse_count(&body)?)?.0.len())).await?;
+        Ok(ok(&json!({ "input_tokens": tokens })))
+    };
+    counted.await.unwrap_or_else(|error: ApiError| error.response_with(&error.anthropic_body()))
+}
+
+pub async fn responses(State(app): State<Arc<App>>, peer: Option<Extension<Peer>>, request: Request) -> Result<Response, ApiError> {
+    let (parts, body) = request.into_parts();
+    let answered = answer_response(&app, client_of(peer, &parts.headers), body).await;
+    answered.inspect_err(|_| app.live.note_refused())
+}
+
+async fn answer_response(app: &Arc<App>, client: String, body: axum::body::Body) -> Result<Response, ApiError> {
+    let body = body::read(body).await?;
+    let model = app.model()?;
+    let for_tokens = Arc::clone(&model);
+    let prepared = blocking(move || {
+        let (chat, options) = responses::parse(&body)?;
+        Prepared::new(&for_tokens, chat, options).map_err(responses::in_own_fields)
+    })
+    .await?;
+    let Prepared { chat, options, prompt_tokens, generates } = prepared;
+    app.check_length(&model, prompt_tokens)?;
+    let events = app.ask("responses", chat.answer.client.as_ref().unwrap_or(&client), generates)?;
+    if options.stream {
+        return Ok(stream::response(ResponseStream::new(&model.name, &options), events, 1));
+    }
+    let answers = stream::collect(events, 1).await?;
+    let answer = answers.first().ok_or_else(|| ApiError::engine("lost", "the answer ended without a word; try again"))?;
+    Ok(ok(&responses::body(&model.name, &options, answer)))
 }
 
 /// Work that takes a processor for a while.
