@@ -208,6 +208,8 @@ impl<L: WorkerLink> Dispatcher<L> {
         let Some(failed) = current.take() else { return };
         (self.log)(&format!("request {} ({}) failed: {}", failed.id, failed.job.api, error.message));
         self.live.change(|state| state.note_failed(failed.id, failed.job.api, failed.waited, 0, &error.message));
+        // One answer that is missing spoils the others of its request.
+        self.queue.forget(&failed.job.events);
         failed.job.tell(AnswerEvent::Failed(error.clone()));
     }
 }

@@ -48,7 +48,7 @@ impl ApiError {
             "the prompt has {prompt_tokens} tokens, the context holds {ctx_tokens}, one of them for the answer: shorten the conversation, or start the server with a larger --ctx"
         );
         let overflow = Some((prompt_tokens, ctx_tokens));
-        Self { code: Some("context_length_exceeded"), overflow, ..Self::bad("messages", message) }
+        Self { code: Some("context_length_exceeded"), overflow, ..Self::bad("", message) }
     }
 
     /// Another status that is the client's matter.

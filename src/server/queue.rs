@@ -156,6 +156,15 @@ impl Queue {
         }
     }
 
+    /// Drops what waits of a request that cannot be completed any more.
+    pub fn forget(&self, request: &UnboundedSender<ChoiceEvent>) {
+        let mut lines = self.lock();
+        for (_, line) in &mut lines.clients {
+            line.retain(|job| !job.events.same_channel(request));
+        }
+        lines.clients.retain(|(_, line)| !line.is_empty());
+    }
+
     /// Takes nothing from now on, and answers all that wait.
     pub fn close(&self, why: &ApiError) {
         let mut lines = self.lock();

@@ -3,7 +3,7 @@
 use super::protocol::{Delta, WrittenToken};
 use crate::engine::sampler::Logprobs;
 use crate::reply::{Reply, ReplyOptions};
-use crate::tokenizer::{ControlText, StreamDecoder, Tokenizer};
+use crate::tokenizer::{ControlText, Tokenizer, Utf8Stream};
 use crate::units::TokenId;
 
 /// What may be handed out.
@@ -15,9 +15,14 @@ pub struct Piece {
     pub tokens: Vec<WrittenToken>,
 }
 
+/// Tags that a reply is taken apart at; in some vocabularies they are control tokens, of which all others leave no trace.
+const TAGS: [&[u8]; 4] = [b"<think>", b"</think>", b"<tool_call>", b"</tool_call>"];
+
 /// One answer while it is written.
 pub struct AnswerText<'a> {
-    decoder: Option<StreamDecoder<&'a Tokenizer>>,
+    tokenizer: &'a Tokenizer,
+    /// `None` once the answer has ended.
+    characters: Option<Utf8Stream>,
     reply: Reply,
     /// Tokens not handed out yet, each with where its text begins in `waiting_text`.
     waiting: Vec<(usize, WrittenToken)>,
@@ -27,9 +32,13 @@ pub struct AnswerText<'a> {
 impl<'a> AnswerText<'a> {
     /// Before the first token.
     pub fn new(tokenizer: &'a Tokenizer, options: ReplyOptions) -> Self {
-        // Tags of thoughts and calls are control tokens in some vocabularies. What ends an answer is no part of it anyway.
-        let decoder = Some(StreamDecoder::new(tokenizer, ControlText::Show));
-        Self { decoder, reply: Reply::new(options), waiting: Vec::new(), waiting_text: String::new() }
+        Self {
+            tokenizer,
+            characters: Some(Utf8Stream::default()),
+            reply: Reply::new(options),
+            waiting: Vec::new(),
+            waiting_text: String::new(),
+        }
     }
 
     /// What was written, as far as it is known.
@@ -39,8 +48,10 @@ impl<'a> AnswerText<'a> {
 
     /// Takes a token.
     pub fn push(&mut self, token: TokenId, logprobs: Option<Logprobs>) -> Piece {
-        let Some(decoder) = &mut self.decoder else { return Piece::default() };
-        let text = decoder.push(token);
+        let Some(characters) = &mut self.characters else { return Piece::default() };
+        let shown = self.tokenizer.token_bytes(token, ControlText::Show);
+        let bytes = if TAGS.contains(&shown) { shown } else { self.tokenizer.token_bytes(token, ControlText::Hide) };
+        let text = characters.push(bytes);
         self.waiting.push((self.waiting_text.len(), WrittenToken { id: token, logprobs }));
         self.waiting_text.push_str(&text);
         let deltas = self.reply.push(&text);
@@ -49,8 +60,8 @@ impl<'a> AnswerText<'a> {
 
     /// The end of the answer: what was held back comes out, unless a stop text was met.
     pub fn finish(&mut self) -> Piece {
-        let Some(decoder) = self.decoder.take() else { return Piece::default() };
-        let rest = decoder.finish();
+        let Some(characters) = self.characters.take() else { return Piece::default() };
+        let rest = characters.finish();
         self.waiting_text.push_str(&rest);
         let mut deltas = if rest.is_empty() { Vec::new() } else { self.reply.push(&rest) };
         deltas.extend(self.reply.finish());
@@ -122,5 +133,18 @@ mod tests {
         assert!(all.starts_with(&ids) && ids.len() < all.len(), "{ids:?} of {all:?}");
         let told = tokenizer.decode_lossy(&ids, ControlText::Show);
         assert!(told.trim_end() == "count K L M N" || told == "count K L M N O", "{told:?}");
+    }
+
+    #[test]
+    fn control_tokens_leave_no_trace_but_for_the_tags() {
+        let tokenizer = tokenizer();
+        let mut answer = AnswerText::new(&tokenizer, ReplyOptions::default());
+        let mut content = String::new();
+        for token in tokenizer.encode(b"a<|im_start|>b<think>c", Specials::Parse).expect("a text") {
+            let piece = answer.push(token, None);
+            assert_eq!(piece.deltas.iter().filter(|delta| !matches!(delta, Delta::Content(_))).count(), 0);
+            content.extend(piece.deltas.into_iter().filter_map(|delta| if let Delta::Content(text) = delta { Some(text) } else { None }));
+        }
+        assert_eq!(content, "ab<think>c", "where no thought is expected, its tag is text");
     }
 }
