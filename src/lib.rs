@@ -14,10 +14,22 @@ pub mod cli;
 pub mod engine;
 pub mod experts;
 pub mod gguf;
+#[cfg(feature = "serve")]
+pub mod grammar;
+#[cfg(not(feature = "serve"))]
+#[path = "grammar/absent.rs"]
+pub mod grammar;
 pub mod model;
 pub mod phase;
+pub mod reply;
+#[cfg(feature = "serve")]
+pub mod server;
+#[cfg(not(feature = "serve"))]
+#[path = "server/absent.rs"]
+pub mod server;
 pub mod settings;
 pub mod tokenizer;
+pub mod worker;
 
 pub mod backend;
 #[path = "../backends/mod.rs"]

@@ -11,13 +11,15 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 use super::draft_args::DraftArgs;
 use super::inspect_args::{ConfigArgs, DevicesArgs, DoctorArgs};
 use super::measure_args::{BenchArgs, ReplayArgs};
+use super::serve_args::{ServeArgs, WorkerArgs};
+use super::text_args::{DetokenizeArgs, TokenizeArgs};
 use crate::settings::{
     Activations, AliasThreshold, BlockSetting, CONTEXT_TOKENS_MAX, CacheSizing, ChunkSetting, ContextSetting, DeviceSetting, ExpertCache,
     HeadAliasMode, KvType, MEMORY_MIB_MAX, Refill, SettingError, ShortRead, THREADS_MAX, WholeNumber,
 };
 
 const MODEL: &str = "Model";
-const TEXT: &str = "Text";
+pub(super) const TEXT: &str = "Text";
 const MEMORY: &str = "Memory";
 const PROMPT: &str = "Reading prompts";
 const SAMPLING: &str = "Sampling";
@@ -53,6 +55,11 @@ pub enum CommandArgs {
     Bench(Box<BenchArgs>),
     /// Run recorded requests again, each way of reading beside the others
     Replay(Box<ReplayArgs>),
+    /// Serve the model over HTTP, with the APIs of OpenAI and Anthropic
+    Serve(Box<ServeArgs>),
+    /// The process behind `serve` that owns the device; started by it
+    #[command(hide = true)]
+    Worker(Box<WorkerArgs>),
     /// Turn text into token numbers
     Tokenize(TokenizeArgs),
     /// Turn token numbers into text
@@ -145,43 +152,6 @@ pub struct PerplexityArgs {
     /// Engine settings.
     #[command(flatten)]
     pub engine: EngineArgs,
-}
-
-/// `ebbtide tokenize`.
-#[derive(Debug, Args)]
-pub struct TokenizeArgs {
-    /// The text
-    #[arg(value_name = "TEXT", allow_hyphen_values = true)]
-    pub input: Option<String>,
-    /// The model.
-    #[command(flatten)]
-    pub model: ModelArgs,
-    /// The text, as a flag
-    #[arg(help_heading = TEXT, short = 'p', long, value_name = "TEXT", allow_hyphen_values = true)]
-    pub prompt: Option<String>,
-    /// A file with the text
-    #[arg(help_heading = TEXT, long, value_name = "FILE")]
-    pub prompt_file: Option<PathBuf>,
-    /// Output settings.
-    #[command(flatten)]
-    pub output: OutputArgs,
-}
-
-/// `ebbtide detokenize`.
-#[derive(Debug, Args)]
-pub struct DetokenizeArgs {
-    /// Token numbers: a LIST split by commas or white space, or a file
-    #[arg(value_name = "LIST|@FILE")]
-    pub input: Option<String>,
-    /// The model.
-    #[command(flatten)]
-    pub model: ModelArgs,
-    /// Token numbers, as a flag
-    #[arg(help_heading = TEXT, long, value_name = "LIST|@FILE", allow_hyphen_values = true)]
-    pub tokens: Option<String>,
-    /// Output settings.
-    #[command(flatten)]
-    pub output: OutputArgs,
 }
 
 /// Which model.
@@ -416,7 +386,7 @@ const TOP_K: WholeNumber = WholeNumber { form: FORM, unit: "candidates", least: 
 const SEED: WholeNumber = WholeNumber { form: FORM, unit: "(64 bits)", least: 0, most: u64::MAX };
 const THREADS: WholeNumber = WholeNumber { form: FORM, unit: "threads", least: 1, most: THREADS_MAX as u64 };
 
-fn whole(bounds: WholeNumber) -> impl Fn(&str) -> Result<u64, SettingError> + Clone + Send + Sync + 'static {
+pub(super) fn whole(bounds: WholeNumber) -> impl Fn(&str) -> Result<u64, SettingError> + Clone + Send + Sync + 'static {
     move |text| bounds.parse(text)
 }
 
@@ -456,7 +426,7 @@ mod tests {
             prefill-head-alias head-alias-mode cache-sizing alias-min-tokens short-read refill spec spec-min-p draft-vocab draft mtp kv \
             activations prefix-cache-mib threads device deterministic window-hashes json verbose sim-link-gbps sim-link-us";
         let command = command();
-        for name in ["run", "plan", "logits", "perplexity", "bench", "replay", "doctor", "config"] {
+        for name in ["run", "serve", "plan", "logits", "perplexity", "bench", "replay", "doctor", "config"] {
             let subcommand = command.find_subcommand(name).expect(name);
             for flag in flags.split_whitespace() {
                 assert!(subcommand.get_arguments().any(|arg| arg.get_long() == Some(flag)), "{name} --{flag}");
@@ -468,6 +438,10 @@ mod tests {
             .split_whitespace()
         {
             assert!(run.get_arguments().any(|arg| arg.get_long() == Some(flag)), "run --{flag}");
+        }
+        for flag in ["host", "port", "api-key", "no-auth"] {
+            let serve = command.find_subcommand("serve").expect("serve");
+            assert!(serve.get_arguments().any(|arg| arg.get_long() == Some(flag)), "serve --{flag}");
         }
         for (name, flag) in [("logits", "mtp-out"), ("bench", "force-acceptance")] {
             let subcommand = command.find_subcommand(name).expect(name);

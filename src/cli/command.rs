@@ -3,10 +3,12 @@
 //! [`super::config`] makes these values and keeps every promise of their fields; the code that carries a command out needs nothing
 //! else of the command line.
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 use crate::bench::frontier::Sweep;
 use crate::bench::replay::Replay;
+use crate::server::Access;
 use crate::settings::{DeviceSetting, EngineSettings, SamplingSettings, TokenSource};
 
 /// The commands, with all that each needs.
@@ -26,6 +28,10 @@ pub enum Command {
     Bench(BenchConfig),
     /// Run recorded requests again.
     Replay(ReplayConfig),
+    /// Serve over HTTP.
+    Serve(ServeConfig),
+    /// Own the device for a server.
+    Worker(WorkerConfig),
     /// Text to tokens.
     Tokenize(TokenizeConfig),
     /// Tokens to text.
@@ -51,6 +57,8 @@ impl Command {
             Self::Bench(bench) => &bench.sweep.base,
             Self::Replay(replay) => &replay.replay.base,
             Self::Doctor(doctor) => &doctor.engine,
+            Self::Serve(serve) => &serve.engine,
+            Self::Worker(worker) => &worker.engine,
             Self::Tokenize(_) | Self::Detokenize(_) | Self::Devices | Self::ShowConfig => return None,
         };
         Some(&engine.device)
@@ -155,6 +163,34 @@ pub struct ReplayConfig {
 pub struct DoctorConfig {
     /// A GGUF file; `None` where only the machine is looked at.
     pub model: Option<PathBuf>,
+    /// Of the engine.
+    pub engine: EngineSettings,
+}
+
+/// What `serve` needs.
+#[derive(Debug, PartialEq)]
+pub struct ServeConfig {
+    /// A GGUF file.
+    pub model: PathBuf,
+    /// Where it listens.
+    pub host: IpAddr,
+    /// Its port; 0 is any that is free.
+    pub port: u16,
+    /// Who may ask.
+    pub access: Access,
+    /// Most answers that wait.
+    pub queue_max: usize,
+    /// Of the engine.
+    pub engine: EngineSettings,
+    /// Of requests that do not say.
+    pub sampling: SamplingSettings,
+}
+
+/// What `worker` needs.
+#[derive(Debug, PartialEq)]
+pub struct WorkerConfig {
+    /// A GGUF file.
+    pub model: PathBuf,
     /// Of the engine.
     pub engine: EngineSettings,
 }

@@ -168,6 +168,8 @@ impl Checker<'_> {
                 let tokens = self.tokens(&["LIST|@FILE", "tokens"], args.input.or(args.tokens));
                 (model.zip(tokens).map(|(model, tokens)| Command::Detokenize(DetokenizeConfig { model, tokens })), args.output)
             }
+            CommandArgs::Serve(args) => self.serve(*args),
+            CommandArgs::Worker(args) => self.worker(*args),
             CommandArgs::Bench(args) => self.bench(*args),
             CommandArgs::Replay(args) => self.replay(*args),
             CommandArgs::Devices(args) => (Some(Command::Devices), args.output),
@@ -366,7 +368,7 @@ fn narrowed(number: u64) -> u32 {
     u32::try_from(number).expect("the flag's bounds fit 32 bits")
 }
 
-fn sampling(args: &SamplingArgs) -> SamplingSettings {
+pub(super) fn sampling(args: &SamplingArgs) -> SamplingSettings {
     SamplingSettings {
         temperature: args.temp,
         top_k: args.top_k.map(narrowed),

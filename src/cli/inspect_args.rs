@@ -3,6 +3,7 @@
 use clap::Args;
 
 use super::args::{EngineArgs, ModelArgs, OutputArgs, SamplingArgs};
+use super::serve_args::ListenArgs;
 
 /// `ebbtide devices`.
 #[derive(Debug, Args)]
@@ -35,4 +36,7 @@ pub struct ConfigArgs {
     /// Sampling settings.
     #[command(flatten)]
     pub sampling: SamplingArgs,
+    /// Settings of the server.
+    #[command(flatten)]
+    pub listen: ListenArgs,
 }

@@ -25,8 +25,11 @@ pub mod refusals;
 pub mod say;
 #[cfg(test)]
 pub mod scratch;
+pub mod serve_args;
+mod serve_config;
 pub mod show;
 pub mod sources;
+pub mod text_args;
 pub mod tokens;
 
 use std::io::Write;
@@ -88,7 +91,9 @@ fn checked_and_run<Host: Backend, Card: Backend>(
             return refused.exit_status();
         }
     };
-    for warning in &config.warnings {
+    // A worker's settings are those of its server, which has warned.
+    let warnings = if matches!(config.command, command::Command::Worker(_)) { &[][..] } else { &config.warnings };
+    for warning in warnings {
         say::line(format_args!("warning: {warning}"));
     }
     let done = match card.filter(|_| config.command.device() != Some(&DeviceSetting::Host)) {

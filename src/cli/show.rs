@@ -42,6 +42,10 @@ fn shown(settings: &Settings) -> impl Iterator<Item = &Setting> {
 /// Numbers and switches as such, everything else as text.
 fn typed_value(setting: &Setting) -> Option<toml::Value> {
     let text = setting.value.as_ref()?.to_string_lossy().into_owned();
+    // Never printed: what is printed lands in logs and in messages to others.
+    if setting.name == "api-key" {
+        return Some(toml::Value::String("(set)".to_owned()));
+    }
     let number = text.parse::<i64>().map(toml::Value::Integer);
     let value = number.or_else(|_| text.parse::<bool>().map(toml::Value::Boolean));
     // A whole number beyond TOML's would lose its last digits as a float.

@@ -21,7 +21,7 @@ use super::file::{self, FileError, FileSettings};
 use super::nearest::nearest;
 
 /// Commands of the design that this version does not have.
-const LATER_COMMANDS: [&str; 2] = ["serve", "chat"];
+const LATER_COMMANDS: [&str; 1] = ["chat"];
 /// Variables of the environment with our prefix that are no settings.
 const OTHER_VARIABLES: [&str; 3] = ["EBBTIDE_REQUIRE_KERNELS", "EBBTIDE_CUDA_ARCHS", "EBBTIDE_CUDA_IMAGE"];
 const PREFIX: &str = "EBBTIDE_";
@@ -181,7 +181,7 @@ pub enum SourceError {
     Arguments(#[from] clap::Error),
     /// A command of the design that is still to come.
     #[error(
-        "`{0}` is not in this version; its commands: demo, run, plan, logits, perplexity, bench, replay, tokenize, detokenize, devices, doctor, config"
+        "`{0}` is not in this version; its commands: demo, run, serve, plan, logits, perplexity, bench, replay, tokenize, detokenize, devices, doctor, config"
     )]
     LaterCommand(String),
     /// The configuration file is at fault.
@@ -263,7 +263,9 @@ fn known_names(command: &clap::Command) -> Vec<String> {
     names
 }
 
-fn variable_of(name: &str) -> String {
+/// The variable that sets a flag.
+#[must_use]
+pub fn variable_of(name: &str) -> String {
     format!("{PREFIX}{}", name.replace('-', "_").to_uppercase())
 }
 

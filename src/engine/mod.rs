@@ -5,6 +5,7 @@
 //! window, so the prompt path never needs the output head.
 
 pub mod captured;
+pub mod constraint;
 pub mod costs;
 pub mod decode;
 pub mod drafts;
@@ -38,7 +39,7 @@ pub use error::EngineError;
 pub use free_memory::{FreeMemory, read_device_budget};
 pub use request::{Event, Finish, OnEvent, Outcome, Request};
 
-use crate::backend::{AddrRange, Backend};
+use crate::backend::{AddrRange, Backend, Capabilities};
 use crate::experts::Experts;
 use crate::model::Model;
 use crate::model::forward::ResidentAddrs;
@@ -56,7 +57,7 @@ use embedding::Embedding;
 use fit::Beside;
 use guard::Guard;
 use prefill::PromptPath;
-use prefix::Checkpoint;
+use prefix::{Checkpoint, Known};
 use prefix_cache::{PrefixCache, PrefixCounters};
 use recurrent::Recurrent;
 use timelines::Timelines;
@@ -133,6 +134,12 @@ impl<B: Backend> Engine<B> {
         self.scheduler.phase()
     }
 
+    /// What the device is and can do.
+    #[must_use]
+    pub fn capabilities(&self) -> &Capabilities {
+        self.backend.capabilities()
+    }
+
     /// The experts, for reports.
     #[must_use]
     pub fn experts(&self) -> &Experts<B> {
@@ -201,8 +208,8 @@ impl<B: Backend> Engine<B> {
     /// Reads what is new of the prompt and writes on.
     ///
     /// # Errors
-    /// [`EngineError`] for a prompt that is empty, too long or holds numbers that are no tokens, before anything is read; the
-    /// device's faults; logits that are no numbers.
+    /// [`EngineError`] for a prompt that is empty, too long or holds numbers that are no tokens, or a constraint that nothing meets, before
+    /// anything is read; the device's faults; logits that are no numbers; a constraint that leaves no token.
     pub fn generate(&mut self, request: &Request, on_event: &mut OnEvent<'_>) -> Result<Outcome, EngineError> {
         let answer = self.answer(request, on_event);
         self.forget_without_state();
@@ -211,6 +218,7 @@ impl<B: Backend> Engine<B> {
 
     fn answer(&mut self, request: &Request, on_event: &mut OnEvent<'_>) -> Result<Outcome, EngineError> {
         self.check_prompt(&request.prompt)?;
+        let mut constraint = request.constraint.as_ref().map(|constraint| constraint.begin()).transpose()?;
         let recaptures_before = self.windows.recaptures();
         self.look_at_memory()?;
         let phases_before = self.scheduler.counters()?;
@@ -221,7 +229,7 @@ impl<B: Backend> Engine<B> {
         self.spilled = Bytes::ZERO;
         let started = Instant::now();
         let (&last, first) = request.prompt.split_last().ok_or(EngineError::EmptyPrompt)?;
-        let reused_tokens = self.resume_prefix(request)?;
+        let Known { reused: reused_tokens, common: common_tokens } = self.resume_prefix(request)?;
         let fresh = &first[reused_tokens..];
         let choice = self.choose_way(Reading { past: reused_tokens, tokens: fresh.len() });
         let read = self.read(fresh, last, &choice, on_event)?;
@@ -231,6 +239,7 @@ impl<B: Backend> Engine<B> {
             finish: Finish::Cancelled,
             prompt_tokens: request.prompt.len(),
             reused_tokens,
+            common_tokens,
             place: self.timelines.place(),
             choice,
             prefill: Duration::ZERO,
@@ -244,7 +253,7 @@ impl<B: Backend> Engine<B> {
             recaptures: 0,
         };
         if read.is_continue() {
-            self.write(last, request, started, &mut outcome, on_event)?;
+            self.write(last, request, constraint.as_deref_mut(), started, &mut outcome, on_event)?;
         }
         self.note_free_memory();
         outcome.lowest_free = self.lowest_free;

@@ -20,16 +20,25 @@ pub struct Checkpoint {
     pub(super) target: Addr,
 }
 
+/// What was known of a prompt.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Known {
+    /// Leading tokens that need not be read again.
+    pub(super) reused: usize,
+    /// Leading tokens that some known conversation shares.
+    pub(super) common: usize,
+}
+
 impl<B: Backend> Engine<B> {
     /// Finds what the caches and the parked conversations hold of a prompt, makes it the active timeline and says how many tokens
     /// that saves. What would be lost is parked first.
-    pub(super) fn resume_prefix(&mut self, request: &Request) -> Result<usize, EngineError> {
+    pub(super) fn resume_prefix(&mut self, request: &Request) -> Result<Known, EngineError> {
         self.checkpoints.clear();
         self.prefix_cache.drop_unmade_snapshots();
         if self.settings.prefix_cache == Bytes::ZERO {
             self.timelines.clear();
             self.recurrent.clear(&self.compute)?;
-            return Ok(0);
+            return Ok(Known { reused: 0, common: 0 });
         }
         let n_ctx = self.plan.ctx_tokens as usize;
         let reuse = self.reuse();
@@ -64,7 +73,7 @@ impl<B: Backend> Engine<B> {
         }
         let kept = self.timelines.active().len();
         self.plan_checkpoints(prompt, kept, shared)?;
-        Ok(kept)
+        Ok(Known { reused: kept, common: shared.max(kept) })
     }
 
     fn reuse(&self) -> Reuse {

@@ -1,8 +1,10 @@
 //! A request and what became of it.
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::time::Duration;
 
+use super::constraint::Constraint;
 use super::drafts::DraftCounters;
 use super::sampler::{Logprobs, Sampling};
 use super::timelines::Place;
@@ -24,11 +26,13 @@ pub struct Request {
     pub stop_tokens: Vec<TokenId>,
     /// Log-probabilities wanted beside each token: of itself and so many best ones.
     pub logprobs: Option<usize>,
+    /// What the text has to be like.
+    pub constraint: Option<Arc<dyn Constraint>>,
 }
 
 /// What happens while a request runs.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Event<'a> {
     /// The prompt is being read: rows x layers done, of all.
     Reading {
         /// Done.
@@ -36,6 +40,8 @@ pub enum Event {
         /// All.
         total: u64,
     },
+    /// Log-probabilities of the token that comes next, where they were asked for.
+    Logprobs(&'a Logprobs),
     /// A token was written.
     Token(TokenId),
 }
@@ -65,6 +71,9 @@ pub struct Outcome {
     pub prompt_tokens: usize,
     /// Of them, those whose keys and values were there already.
     pub reused_tokens: usize,
+    /// Leading tokens of the prompt that some known conversation has, too: the first difference is there. At least those that were
+    /// reused; 0 where nothing is kept.
+    pub common_tokens: usize,
     /// Which timeline the request was answered on.
     pub place: Place,
     /// How the prompt was read.
@@ -106,4 +115,4 @@ impl Outcome {
 }
 
 /// Called at every event; may ask to stop.
-pub type OnEvent<'a> = dyn FnMut(Event) -> ControlFlow<()> + 'a;
+pub type OnEvent<'a> = dyn FnMut(Event<'_>) -> ControlFlow<()> + 'a;

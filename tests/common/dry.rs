@@ -119,7 +119,7 @@ impl DryRig {
         let (started_s, busy_before) = (self.device.host_time_s(), self.device.busy());
         let device = self.device.share();
         let mut first = None;
-        let mut on_event = |event| {
+        let mut on_event = |event: Event<'_>| {
             if matches!(event, Event::Token(_)) {
                 first.get_or_insert_with(|| (device.host_time_s(), device.busy()));
             }

@@ -20,12 +20,18 @@ pub struct Interrupt(Arc<AtomicBool>);
 impl Interrupt {
     /// Listens from here on. Where no handler can be set, the system's default stays: the signal ends the program.
     pub fn listen() -> Self {
+        Self::listen_and(|| ())
+    }
+
+    /// As [`Interrupt::listen`], with something to do at the first signal; it must not wait for anything.
+    pub fn listen_and(at_first: impl Fn() + Send + 'static) -> Self {
         let interrupt = Self::default();
         let flag = Arc::clone(&interrupt.0);
         let set = ctrlc::set_handler(move || {
             if flag.swap(true, Ordering::Relaxed) {
                 end_now();
             }
+            at_first();
             // Not in this handler, which has to hear the second signal. Without a thread, that one remains.
             let _ = std::thread::Builder::new().spawn(|| {
                 std::thread::sleep(GRACE);

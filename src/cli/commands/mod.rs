@@ -14,8 +14,10 @@ mod plan;
 mod replay;
 mod report;
 mod run;
+mod serve;
 mod session;
 mod text;
+mod worker;
 
 use super::command::Command;
 use super::config::Config;
@@ -40,6 +42,8 @@ pub fn carry_out<B: Backend>(config: &Config, open: Opener<B>, survey: Surveyor)
         Command::Perplexity(perplexity) => perplexity::perplexity(perplexity, config, open),
         Command::Bench(bench) => bench::bench(bench, config, open),
         Command::Replay(replay) => replay::replay(replay, config, open),
+        Command::Serve(serve) => serve::serve(serve, config),
+        Command::Worker(worker) => worker::worker(worker, config, open),
         Command::Tokenize(tokenize) => text::tokenize(tokenize, config),
         Command::Detokenize(detokenize) => text::detokenize(detokenize, config),
         Command::Devices => devices::devices(config, survey),

@@ -38,6 +38,7 @@ pub fn run<B: Backend>(run: &RunConfig, config: &Config, open: Opener<B>) -> Res
         sampling: session::sampling(&run.sampling, model.file.metadata())?,
         stop_tokens: if run.ignore_eos { Vec::new() } else { tokenizer.end_tokens().to_vec() },
         logprobs: None,
+        constraint: None,
     };
     let mut streamed = StreamedText::new(&tokenizer, !config.json);
     let outcome = generate(&mut engine, &request, &interrupt, &mut streamed);
@@ -124,6 +125,7 @@ pub fn generate<B: Backend>(
             Event::Reading { done, total } => {
                 reading.get_or_insert_with(|| Progress::new("reading", total)).set(done);
             }
+            Event::Logprobs(_) => {}
             Event::Token(token) => {
                 if let Some(reading) = reading.take() {
                     reading.finish();

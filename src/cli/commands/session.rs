@@ -21,7 +21,7 @@ use crate::gguf::Metadata;
 use crate::model::{Model, ModelError};
 use crate::settings::{ContextSetting, DraftSetting, DraftSettings, EngineSettings, SamplingSettings, TokenSource};
 use crate::tokenizer::{ChatError, ChatTemplate, Message, RenderOptions, Specials, Tokenizer, TokenizerError};
-use crate::units::TokenId;
+use crate::units::{Bytes, TokenId};
 
 /// Largest prompt or corpus file that is read.
 const TEXT_BYTES_MAX: u64 = 1 << 30;
@@ -50,7 +50,7 @@ impl Classified for EngineError {
             Self::Plan(_) | Self::Phase(_) | Self::Backend(_) | Self::NotRestored { .. } | Self::Store(_) | Self::NoLogitsRoom { .. } => {
                 ExitStatus::Device
             }
-            Self::PromptTooLong { .. } | Self::EmptyPrompt | Self::BadToken { .. } => ExitStatus::Usage,
+            Self::PromptTooLong { .. } | Self::EmptyPrompt | Self::BadToken { .. } | Self::Constraint(_) => ExitStatus::Usage,
             Self::Model(_) | Self::Quant(_) | Self::NotFinite { .. } => ExitStatus::Input,
             Self::BadWindow { .. } | Self::WindowHashes(_) => ExitStatus::Failed,
         }
@@ -90,19 +90,34 @@ pub fn start<B: Backend>(
     config: &Config,
     open: Opener<B>,
 ) -> Result<Engine<B>, CommandError> {
-    warn_of_long_context(model, settings.ctx);
-    // Before the start, which may take minutes.
-    let settings = &with_draft_vocab(settings, model)?;
-    let hashes = settings.window_hashes.as_deref().map(|path| create_hashes(path, model)).transpose()?;
-    let backend = open(settings).map_err(EngineError::from)?;
     let mut progress = None;
-    let mut engine = Engine::start(backend, Arc::clone(model), settings, &mut |done, total| {
+    let engine = start_telling(model, settings, config, open, &mut |done, total| {
         let bar = progress.get_or_insert_with(|| if config.verbose { Progress::new("loading", total.0) } else { Progress::quiet() });
         bar.set(done.0);
     })?;
     if let Some(progress) = progress {
         progress.finish();
     }
+    Ok(engine)
+}
+
+/// As [`start`], with the bytes loaded, of all, told to `on_progress`.
+///
+/// # Errors
+/// As [`start`].
+pub fn start_telling<B: Backend>(
+    model: &Arc<Model>,
+    settings: &EngineSettings,
+    config: &Config,
+    open: Opener<B>,
+    on_progress: &mut dyn FnMut(Bytes, Bytes),
+) -> Result<Engine<B>, CommandError> {
+    warn_of_long_context(model, settings.ctx);
+    // Before the start, which may take minutes.
+    let settings = &with_draft_vocab(settings, model)?;
+    let hashes = settings.window_hashes.as_deref().map(|path| create_hashes(path, model)).transpose()?;
+    let backend = open(settings).map_err(EngineError::from)?;
+    let mut engine = Engine::start(backend, Arc::clone(model), settings, on_progress)?;
     if let Some(hashes) = hashes {
         engine.hash_windows(Box::new(hashes))?;
     }

@@ -1,10 +1,11 @@
 //! JSON whose objects keep the order of their keys.
 //!
 //! Templates write tool descriptions into the prompt; a model was trained on the order its caller gave, and a sorted copy has other
-//! tokens. Reading, and handing to templates, is all that is done here.
+//! tokens. Reading, handing to templates and writing out again is all that is done here.
 
 use minijinja::value::{Enumerator, Object, ObjectRepr, Value};
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde::ser::{Serialize, Serializer};
 use std::fmt;
 use std::sync::Arc;
 
@@ -100,6 +101,19 @@ impl Object for Entries {
 
     fn enumerate(self: &Arc<Self>) -> Enumerator {
         Enumerator::Values(self.0.iter().map(|(key, _)| key.clone()).collect())
+    }
+}
+
+impl Serialize for Json {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Null => serializer.serialize_unit(),
+            Self::Bool(value) => serializer.serialize_bool(*value),
+            Self::Number(number) => number.serialize(serializer),
+            Self::String(text) => serializer.serialize_str(text),
+            Self::Array(items) => serializer.collect_seq(items),
+            Self::Object(entries) => serializer.collect_map(entries.iter().map(|(key, value)| (key, value))),
+        }
     }
 }
 
