@@ -50,8 +50,7 @@ impl Op {
                     freq_base,
                     eps,
                 };
-                let store =
-                    |rows, cache| Self::KvStore { rows, cache, format, positions, first_row, n_rows, n_head_kv, head_dim, n_ctx };
+                let store = |rows, cache| Self::KvStore { rows, cache, format, positions, first_row, n_rows, n_head_kv, head_dim, n_ctx };
                 Some(vec![turn(q, q_weight, n_head), turn(k, k_weight, n_head_kv), store(k, k_cache), store(v, v_cache)])
             }
             Self::SwiGluQuantise { gate, up, out, n_rows, n_cols, format } => {

@@ -26,18 +26,8 @@ const FLAGS: [&str; 11] =
     ["-std=c11", "-D_GNU_SOURCE", "-O1", "-g", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"];
 /// The image of kernels: nothing is fused that the source does not fuse, and memory that was written as numbers of one type may be read
 /// as those of another, as for a card.
-const IMAGE_FLAGS: [&str; 10] = [
-    "-x",
-    "c++",
-    "-std=c++17",
-    "-O2",
-    "-ffp-contract=off",
-    "-fno-strict-aliasing",
-    "-fPIC",
-    "-shared",
-    "-fvisibility=hidden",
-    "-Wall",
-];
+const IMAGE_FLAGS: [&str; 10] =
+    ["-x", "c++", "-std=c++17", "-O2", "-ffp-contract=off", "-fno-strict-aliasing", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall"];
 /// A test of a few kilobytes takes milliseconds.
 const LIMIT: Duration = Duration::from_secs(120);
 

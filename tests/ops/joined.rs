@@ -33,7 +33,8 @@ fn assert_same<B: Backend>(rig: &Rig<B>, what: &str, n_results: usize, op: impl 
 pub fn a_norm_is_stored_in_several_forms_at_once<B: Backend>(rig: &Rig<B>) {
     for n_cols in [256_u32, 768, 2560] {
         let mut numbers = Numbers::seeded(31);
-        let (x, weight) = (rig.upload_f32(&numbers.floats(3 * n_cols as usize, 2.0)), rig.upload_f32(&numbers.floats(n_cols as usize, 1.0)));
+        let (x, weight) =
+            (rig.upload_f32(&numbers.floats(3 * n_cols as usize, 2.0)), rig.upload_f32(&numbers.floats(n_cols as usize, 1.0)));
         assert_same(rig, &format!("norm of {n_cols}"), 3, || {
             let formats = [ActivationFormat::Q8_0, ActivationFormat::Q8_K];
             let [first, second] = formats.map(|format| rig.upload(&vec![0; 3 * format.row_bytes(n_cols as usize)]));
@@ -49,7 +50,8 @@ pub fn a_window_meets_several_matrices_at_once<B: Backend>(rig: &Rig<B>) {
     // More than a launch takes, of several types that read the same form, and the float form.
     let quantised = [QuantType::Q4_K, QuantType::Q4_K, QuantType::IQ3_XXS, QuantType::Q6_K, QuantType::Q6_K];
     for (types, format) in [(quantised, ActivationFormat::Q8_K), ([QuantType::F32; 5], ActivationFormat::F32)] {
-        let matrices: Vec<_> = types.iter().zip([40, 3, 17, 1, 24]).zip(0..).map(|((&of, rows), seed)| matrix(rig, of, rows, 512, seed)).collect();
+        let matrices: Vec<_> =
+            types.iter().zip([40, 3, 17, 1, 24]).zip(0..).map(|((&of, rows), seed)| matrix(rig, of, rows, 512, seed)).collect();
         let (input, _) = activations(rig, format, &Numbers::seeded(32).floats(2 * 512, 1.0), 512);
         assert_same(rig, &format!("{types:?}"), types.len(), || {
             let outs: Vec<_> = matrices.iter().map(|matrix| rig.buffer(4 * 2 * matrix.matrix.rows as usize)).collect();

@@ -71,14 +71,7 @@ impl Forward<'_> {
     }
 
     /// Attention of rows that are normed, added to the residual.
-    pub(super) fn attention(
-        &self,
-        ops: &mut Vec<Op>,
-        layer: u32,
-        dense: AttentionDense,
-        rows: &Rows<'_>,
-        mut from_normed: Projector,
-    ) {
+    pub(super) fn attention(&self, ops: &mut Vec<Op>, layer: u32, dense: AttentionDense, rows: &Rows<'_>, mut from_normed: Projector) {
         let (shape, parts) = (self.shape, &rows.parts.attention);
         let &Rows { n_rows, path, positions, first_row, residual, .. } = rows;
         let [joined, q, gates, attended] = [parts.joined, parts.q, parts.gates, parts.attended].map(|part| rows.at(part));

@@ -385,7 +385,8 @@ impl Forward<'_> {
         let input = if self.shape.has_draft_layer { at(layout.draft.hidden) } else { normed };
         let mut projector = Projector::new(input, at(layout.mixer.quantised), n_rows, Path::Window, self.exact);
         if !self.shape.has_draft_layer {
-            let wanted = Some((projector.quantised, projector.format(head.quant_type))).filter(|(_, format)| *format != ActivationFormat::F32);
+            let wanted =
+                Some((projector.quantised, projector.format(head.quant_type))).filter(|(_, format)| *format != ActivationFormat::F32);
             projector.ready = wanted.map_or(ActivationFormat::F32, |(_, format)| format);
             ops.push(self.norm_quantise(at(layout.residual), self.weights.output_norm, normed, n_rows, wanted.into_iter().collect()));
         }
