@@ -30,10 +30,11 @@ const PAIRS_MAX: u64 = 128;
 const WARP_COLUMNS: u32 = 256;
 /// Threads of a block that multiplies float rows with one output's weights.
 const FLOATS_BLOCK: u32 = 128;
-/// Warps that fill the largest card half, and once. With more work than that, a warp takes more rows at a time, then more such sets.
+/// Warps that fill the largest card half, and once. With more work than that, a warp takes more rows at a time, then some more such sets; not
+/// many, so that the last blocks of a large product end together.
 const SETS_AT_LEAST: u64 = 2048;
 const WARPS: u64 = 4096;
-const WARP_SETS_MAX: u64 = 16;
+const WARP_SETS_MAX: u64 = 3;
 
 /// Weight rows of `n_in` columns and `row_bytes` bytes that a warp takes at a time where there are `n_out`.
 fn set_rows(n_out: u64, n_in: u32, row_bytes: u64, stage: u64) -> u32 {
@@ -261,6 +262,6 @@ mod tests {
         assert_eq!([2048, 4096, 151_936].map(|n_out| set_rows(n_out, 2048, 2176, PRODUCT_STAGE)), [1, 2, 2]);
         assert_eq!([1, 1 << 20].map(|n_out| set_rows(n_out, 512, 544, PRODUCT_STAGE)), [4, 8]);
         assert_eq!([1, 1 << 20].map(|n_out| set_rows(n_out, 4096, 4352, PRODUCT_STAGE)), [1, 1]);
-        assert_eq!([1, 4096, 8192, 1 << 40].map(warp_sets), [1, 1, 2, 16]);
+        assert_eq!([1, 4096, 8192, 1 << 40].map(warp_sets), [1, 1, 2, 3]);
     }
 }

@@ -100,7 +100,7 @@ static uint32_t set_rows(const Type &type, uint64_t n_out, uint32_t n_in, uint32
     uint64_t fit = slices > 64 ? 1 : std::max<uint64_t>((stage - 67) / type.row_bytes(n_in) / rows, 1);
     return rows * (uint32_t)std::min(fit, std::max<uint64_t>(n_out / rows / 2048, 1));
 }
-static uint32_t warp_sets(uint64_t sets) { return (uint32_t)std::min<uint64_t>(std::max<uint64_t>(sets / 4096, 1), 16); }
+static uint32_t warp_sets(uint64_t sets) { return (uint32_t)std::min<uint64_t>(std::max<uint64_t>(sets / 4096, 1), 3); }
 
 static uint32_t ceil_div(uint32_t a, uint32_t b) { return (a + b - 1) / b; }
 
