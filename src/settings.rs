@@ -65,13 +65,15 @@ words!(KvType { F32 = "f32", F16 = "f16", Q8_0 = "q8_0" });
 /// What a product with quantised weights does to its input rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Activations {
-    /// Rows are quantised to 8 bits, so that the product is one of integers.
+    /// What the device multiplies fastest: 8 bits, so that the product is one of integers, or on some devices 16-bit floats for prompts.
     #[default]
     Q8,
+    /// Prompts in 16-bit floats on any device; windows in 8 bits.
+    F16,
     /// Rows stay f32 and weights are widened: slower, closest to the model.
     F32,
 }
-words!(Activations { Q8 = "q8", F32 = "f32" });
+words!(Activations { Q8 = "q8", F16 = "f16", F32 = "f32" });
 
 /// When the first window after a prompt may start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -157,7 +157,7 @@ fn any_settings() -> impl Strategy<Value = EngineSettings> {
     ];
     let kv = prop_oneof![Just(KvType::F16), Just(KvType::F32), Just(KvType::Q8_0)];
     let block = prop_oneof![Just(BlockSetting::Auto), Just(BlockSetting::Chunk), (1u32..9000).prop_map(BlockSetting::Tokens),];
-    let activations = prop_oneof![Just(Activations::Q8), Just(Activations::F32)];
+    let activations = prop_oneof![Just(Activations::Q8), Just(Activations::F16), Just(Activations::F32)];
     let reserve = proptest::option::of((0u64..600).prop_map(Bytes::mib));
     let alias =
         prop_oneof![Just((false, HeadAliasMode::Overlay)), Just((true, HeadAliasMode::Overlay)), Just((true, HeadAliasMode::Realloc))];

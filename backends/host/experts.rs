@@ -2,6 +2,7 @@
 
 use super::clock::Cost;
 use super::kernels::gemm::Activations;
+use super::kernels::halves;
 use super::kernels::moe::{self, ExpertInputs, ExpertTokens, ExpertWeights, WindowRow};
 use super::kernels::router::Route;
 use super::launch::{Launcher, bytes_cost};
@@ -126,7 +127,8 @@ impl Launcher {
 
     /// Runs [`Op::ExpertsPrompt`].
     pub(super) fn experts_prompt(&self, operands: &Operands<'_>, op: &Op) -> Result<Cost> {
-        let Op::ExpertsPrompt { experts, input, n_input_rows, rows, row_weights, residual, shape, scratch, tile_rows, .. } = op else {
+        let Op::ExpertsPrompt { experts, input, n_input_rows, rows, row_weights, residual, shape, scratch, tile_rows, unpacked, .. } = op
+        else {
             unreachable!("called for this operation only");
         };
         // The stretch of the row lists that these experts' rows lie in.
@@ -151,7 +153,10 @@ impl Launcher {
         let scratch_bytes = op::expert_scratch_bytes(shape, u64::from(*tile_rows));
         let inputs = inputs(operands, shape, *input, n_rows)?;
         let (residual, scratch) = (operands.write(*residual, n_rows * shape.n_embd as usize)?, operands.scratch(*scratch, scratch_bytes)?);
-        if self.computes() {
+        operands.unpacked(shape.input_format, *unpacked)?;
+        if self.computes() && shape.input_format == ActivationFormat::F16 {
+            halves::experts_prompt_group(&self.pool, self.level, &kernel_shape(shape), &inputs.gate, &group, residual);
+        } else if self.computes() {
             moe::experts_prompt_group(
                 &self.pool,
                 self.level,

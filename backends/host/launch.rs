@@ -8,6 +8,7 @@ use super::kernels::activations::quantise_rows;
 use super::kernels::attention::{AttentionInputs, attention};
 use super::kernels::attention_window::attention_window;
 use super::kernels::gemm::{Activations, TokenRows, Weights, gemm};
+use super::kernels::halves;
 use super::kernels::kv::{KvShape, KvType, store_rows};
 use super::kernels::matvec::{WINDOW_ROWS, matvec};
 use super::kernels::norm::rms_norm;
@@ -19,7 +20,7 @@ use super::memory::MemoryTable;
 use super::operands::Operands;
 use super::pool::ThreadPool;
 use crate::backend::op::{KvFormat, Matrix, Op, Path};
-use crate::backend::{Addr, BackendError, Result, WINDOW_ROWS_MAX};
+use crate::backend::{Addr, Result, WINDOW_ROWS_MAX};
 use crate::quant::ActivationFormat;
 
 // A window that passes the check of shapes is one that the kernels take.
@@ -69,10 +70,6 @@ impl Launcher {
                 }
                 Ok(bytes_cost(8 * n))
             }
-            Op::Quantise { format: ActivationFormat::F16, .. } | Op::MatMul { format: ActivationFormat::F16, .. } => {
-                Err(self.lacks_halves(op))
-            }
-            Op::ExpertsPrompt { ref shape, .. } if shape.input_format == ActivationFormat::F16 => Err(self.lacks_halves(op)),
             Op::NormQuantise { .. } | Op::WindowProducts { .. } | Op::StoreHeads { .. } | Op::SwiGluQuantise { .. } => {
                 unreachable!("run part by part")
             }
@@ -86,7 +83,8 @@ impl Launcher {
                 }
                 Ok(cost)
             }
-            Op::MatMul { weights, input, format, out, n_rows, path, accumulate, .. } => {
+            Op::MatMul { weights, input, format, out, n_rows, path, accumulate, unpacked } => {
+                operands.unpacked(format, unpacked)?;
                 self.mat_mul(&operands, weights, (input, format), out, n_rows as usize, path, accumulate)
             }
             Op::HeadNormRope { x, weight, positions, n_rows, n_head, head_dim, n_rot, freq_base, eps } => {
@@ -141,11 +139,6 @@ impl Launcher {
             | Op::DeltaWindow { .. }
             | Op::DeltaCommit { .. } => self.delta(&operands, op),
         }
-    }
-
-    /// Rows in 16-bit floats: this device does not say that it likes them.
-    fn lacks_halves(&self, op: &Op) -> BackendError {
-        BackendError::Unsupported { backend: "host", what: format!("the operation {} on rows in 16-bit floats", op.name()) }
     }
 
     /// Takes note, in a dry run, that the rows in work are those of a prompt from `position` on.
@@ -228,6 +221,10 @@ impl Launcher {
 
     fn product(&self, weights: &Weights<'_>, activations: &Activations<'_>, n_rows: usize, path: Path, out: &mut [f32]) {
         match path {
+            Path::Prompt if activations.format == ActivationFormat::F16 => {
+                let rows = halves::decode_rows(activations);
+                halves::product(&self.pool, self.level, weights, &rows, TokenRows::Contiguous(n_rows), out);
+            }
             Path::Prompt => gemm(&self.pool, self.level, weights, activations, TokenRows::Contiguous(n_rows), out, weights.n_rows),
             Path::Window => matvec(&self.pool, self.level, weights, activations, n_rows, out),
         }

@@ -4,6 +4,7 @@ use std::cell::RefCell;
 
 use super::memory::{MemoryTable, Place};
 use crate::backend::{Addr, AddrRange, BackendError, Result};
+use crate::quant::ActivationFormat;
 use crate::units::Bytes;
 
 /// Element types that operands may have: any bytes are a value of them.
@@ -115,6 +116,15 @@ impl<'a> Operands<'a> {
         let range = AddrRange { start: addr, bytes: Bytes(bytes) };
         self.check_alignment::<f32>(self.memory.writable(self.op, range)?)?;
         self.write(addr, range.bytes.as_usize())
+    }
+
+    /// Room for unpacked weights beside rows of `format`. The kernels have memory of their own for them, but the room must be there, and
+    /// nothing else in it.
+    pub fn unpacked(&self, format: ActivationFormat, room: AddrRange) -> Result<()> {
+        if format == ActivationFormat::F16 {
+            self.write::<u8>(room.start, room.bytes.as_usize())?;
+        }
+        Ok(())
     }
 
     /// Which side of the link a range lies on.

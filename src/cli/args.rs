@@ -316,8 +316,9 @@ pub struct GeneralArgs {
     /// The same tokens at any chunk, slot count and loan
     #[arg(long, value_name = SWITCH, value_parser = switch, num_args = 0..=1, require_equals = true, default_missing_value = "true", default_value = "false")]
     pub deterministic: bool,
-    /// Input of products with quantised weights: 8 bits, or f32 (slower, closest to the model)
-    #[arg(long, value_name = "q8|f32", default_value = "q8")]
+    /// Input of products with quantised weights: 8 bits (cards read prompts in 16-bit floats), 16-bit floats for prompts on any device, or
+    /// f32 (slower, closest to the model)
+    #[arg(long, value_name = "q8|f16|f32", default_value = "q8")]
     pub activations: Activations,
     /// Paces copies like a link of this speed.
     #[arg(long, value_name = "GB/s", value_parser = real(LINK), hide = true)]

@@ -2,7 +2,11 @@
 
 use crate::backend::op::Path;
 use crate::quant::{ActivationFormat, QuantType};
+use crate::settings::Activations;
 use crate::units::Bytes;
+
+/// Bytes of weights that are unpacked at a time where 16-bit floats are asked for on a device that does not choose them itself.
+pub const HALVES_MAX_UNSAID: Bytes = Bytes::mib(48);
 
 /// How activations are rounded for products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +21,13 @@ impl Arithmetic {
     /// Nothing is rounded.
     pub const EXACT: Self = Self { exact: true, halves_max: None };
 
+    /// What was asked for, on a device with this [`halves_max`](crate::backend::Capabilities::halves_max).
+    #[must_use]
+    pub fn of(activations: Activations, halves_max: Option<Bytes>) -> Self {
+        let halves_max = if activations == Activations::F16 { halves_max.or(Some(HALVES_MAX_UNSAID)) } else { halves_max };
+        Self { exact: activations == Activations::F32, halves_max }
+    }
+
     /// The form of rows beside weights of `quant_type`. Floats stay beside floats: those are the few small matrices that decide, such as
     /// routers.
     #[must_use]
@@ -29,6 +40,20 @@ impl Arithmetic {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn halves_are_for_devices_that_choose_them_or_where_asked_for() {
+        let of_prompt = |activations, halves_max| Arithmetic::of(activations, halves_max).format(Path::Prompt, QuantType::Q8_0);
+        for (activations, on_host, on_card) in [
+            (Activations::Q8, ActivationFormat::Q8_0, ActivationFormat::F16),
+            (Activations::F16, ActivationFormat::F16, ActivationFormat::F16),
+            (Activations::F32, ActivationFormat::F32, ActivationFormat::F32),
+        ] {
+            assert_eq!(of_prompt(activations, None), on_host, "{activations}");
+            assert_eq!(of_prompt(activations, Some(Bytes::mib(1))), on_card, "{activations}");
+        }
+        assert_eq!(Arithmetic::of(Activations::F16, Some(Bytes::mib(1))).halves_max, Some(Bytes::mib(1)), "the device's own limit");
+    }
 
     #[test]
     fn halves_are_for_prompts_and_not_for_floats() {

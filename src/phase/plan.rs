@@ -38,7 +38,7 @@ use crate::experts::SlotTable;
 use crate::model::layout::{PromptLayout, PromptRoom, PromptSize};
 use crate::model::{Arithmetic, ModelShape, ModelWeights};
 use crate::phase::prompt_sizes::SizeLimits;
-use crate::settings::{Activations, CacheSizing, EngineSettings, ExpertCache, HeadAliasMode, KvType};
+use crate::settings::{CacheSizing, EngineSettings, ExpertCache, HeadAliasMode, KvType};
 use crate::units::Bytes;
 
 /// Rows of the largest window where the budget allows it.
@@ -276,7 +276,7 @@ impl Plan {
             KvType::F16 => KvFormat::F16,
             KvType::Q8_0 => KvFormat::Q8_0,
         };
-        let arithmetic = Arithmetic { exact: settings.activations == Activations::F32, halves_max: device.halves_max };
+        let arithmetic = Arithmetic::of(settings.activations, device.halves_max);
         let reserve = settings.vram_reserve;
         let expert_cache = settings.expert_cache;
         let table = &Arc::new(SlotTable::of(weights, shape.n_expert));

@@ -114,6 +114,7 @@ fn every_flag_beside_the_alias_works_or_is_refused_at_once_with_both_names() {
         ("--kv f16", Works),
         ("--kv q8_0", Works),
         ("--activations q8", Works),
+        ("--activations f16", Works),
         ("--activations f32", Works),
         ("--prefix-cache-mib 0", Works),
         ("--prefix-cache-mib 64", Works),

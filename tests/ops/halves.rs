@@ -1,7 +1,7 @@
-//! Rows in 16-bit floats and their products, on devices that want them; others refuse them by name.
+//! Rows in 16-bit floats and their products, whether a device chooses them itself or not.
 
 use ebbtide::backend::op::{Matrix, Op, Path, UNPACKED_ROWS_MIN, unpacked_bytes, unpacked_expert_bytes};
-use ebbtide::backend::{Addr, AddrRange, Backend, BackendError, DeviceMemory};
+use ebbtide::backend::{Addr, AddrRange, Backend, DeviceMemory};
 use ebbtide::quant::{ActivationFormat, QuantType};
 use ebbtide::units::Bytes;
 use half::f16;
@@ -20,17 +20,6 @@ pub fn halved(values: &[f32]) -> Vec<f64> {
     values.iter().map(|&value| f16::from_f32(value).to_f64()).collect()
 }
 
-/// Whether the device wants halves; one that does not must refuse them.
-fn wants_halves<B: Backend>(rig: &Rig<B>) -> bool {
-    if rig.backend.capabilities().halves_max.is_some() {
-        return true;
-    }
-    let (x, out) = (rig.upload_f32(&[1.0; 8]), rig.buffer(FORMAT.row_bytes(8)));
-    let refused = rig.run(&Op::Quantise { x: start(&x), out: start(&out), n_rows: 1, n_cols: 8, format: FORMAT });
-    assert!(matches!(refused, Err(BackendError::Unsupported { .. })), "{refused:?}");
-    false
-}
-
 fn halved_matrix<B: Backend>(rig: &Rig<B>, quant_type: QuantType, rows: u32, cols: u32, seed: u64) -> Weights<B::Buffer> {
     let weights = matrix(rig, quant_type, rows, cols, seed);
     let values = weights.values.iter().map(|&value| f16::from_f64(value).to_f64()).collect();
@@ -41,14 +30,23 @@ fn product(weights: Matrix, input: Addr, out: Addr, n_rows: u32, unpacked: AddrR
     Op::MatMul { weights, input, format: FORMAT, out, n_rows, path: Path::Prompt, accumulate: false, unpacked }
 }
 
+/// A row of normal numbers as [`FORMAT`] has it.
+fn stored(row: &[f32]) -> Vec<u8> {
+    let largest = row.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));
+    let scale = f32::from_bits(largest.to_bits() & 0x7f80_0000);
+    let mut bytes: Vec<u8> = scale.to_le_bytes().into_iter().chain([0; 12]).collect();
+    bytes.extend(row.iter().flat_map(|value| f16::from_f32(value / scale).to_le_bytes()));
+    bytes.resize(FORMAT.row_bytes(row.len()), 0);
+    bytes
+}
+
 pub fn rows_in_halves_keep_eleven_bits_of_any_size<B: Backend>(rig: &Rig<B>) {
-    if !wants_halves(rig) {
-        return;
-    }
     for n_cols in [8, 20, 512] {
         for size in [1e-30_f32, 1.0, 3e4, 1e30] {
             let rows = Numbers::seeded(2).floats(3 * n_cols, size);
-            let (_memory, values) = activations(rig, FORMAT, &rows, u32::try_from(n_cols).expect("small"));
+            let (memory, values) = activations(rig, FORMAT, &rows, u32::try_from(n_cols).expect("small"));
+            // The same bytes on every device, so that one can be held against another.
+            assert_eq!(rig.download(memory.range()), rows.chunks(n_cols).flat_map(stored).collect::<Vec<u8>>(), "{n_cols} of {size}");
             for (row, values) in rows.chunks(n_cols).zip(values.chunks(n_cols)) {
                 let largest = row.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));
                 for (value, stored) in row.iter().zip(values) {
@@ -65,9 +63,6 @@ pub fn rows_in_halves_keep_eleven_bits_of_any_size<B: Backend>(rig: &Rig<B>) {
 }
 
 pub fn products_of_every_type_agree_in_halves<B: Backend>(rig: &Rig<B>) {
-    if !wants_halves(rig) {
-        return;
-    }
     let (n_out, n_in) = (137, 512);
     let room = rig.buffer(unpacked_bytes(n_out, n_in).as_usize());
     for quant_type in QuantType::ALL {
@@ -92,9 +87,6 @@ pub fn products_of_every_type_agree_in_halves<B: Backend>(rig: &Rig<B>) {
 }
 
 pub fn a_product_in_halves_is_the_same_in_any_stripe_and_beside_any_rows<B: Backend>(rig: &Rig<B>) {
-    if !wants_halves(rig) {
-        return;
-    }
     let (n_out, n_in, n_rows) = (300, 256, 70);
     let weights = matrix(rig, QuantType::Q4_K, n_out, n_in, 6);
     let mut numbers = Numbers::seeded(7);
@@ -125,9 +117,6 @@ pub fn a_product_in_halves_is_the_same_in_any_stripe_and_beside_any_rows<B: Back
 }
 
 pub fn experts_in_halves_are_added_in_tiles_of_any_size<B: Backend>(rig: &Rig<B>) {
-    if !wants_halves(rig) {
-        return;
-    }
     for types in [[QuantType::Q4_K, QuantType::Q4_K, QuantType::Q6_K], [QuantType::MXFP4, QuantType::Q8_0, QuantType::IQ3_XXS]] {
         let experts = experts(rig, 3, types, [FORMAT; 2]);
         for n_experts in [1, 3] {

@@ -1,13 +1,16 @@
-//! Rows of activations in the formats that products read: f32, or int8 with scales.
+//! Rows of activations in the formats that products read: f32, int8 with scales, or 16-bit floats.
 //!
 //! A quantised row of `n` numbers, all little-endian, without gaps:
 //! ```text
 //! Q8_0:  n x i8 quants | n/32  x f32 scale | n/32 x i16 sum of the 32 quants  | zeros up to a multiple of 4 bytes
 //! Q8_K:  n x i8 quants | n/256 x f32 scale | n/16 x i16 sum of the 16 quants
 //! ```
+//! Rows of 16-bit floats are described at [`ActivationFormat`] and written by [`halves`].
+//!
 //! Both are symmetric: scale = max|x| / 127 over the block, quant = x / scale rounded half away from zero, within -127..=127.
 //! The sums serve weights with a minimum and the unsigned-by-signed products of AVX-512.
 
+use super::halves;
 use super::shared_slice::SharedSlice;
 use super::simd::SimdLevel;
 use crate::backends::host::pool::ThreadPool;
@@ -20,12 +23,7 @@ pub use crate::quant::ActivationFormat;
 #[must_use]
 pub fn row_bytes(format: ActivationFormat, n: usize) -> usize {
     assert!(n.is_multiple_of(format.block_len()), "{n} numbers are no whole number of {format:?} blocks");
-    match format {
-        ActivationFormat::F32 => 4 * n,
-        ActivationFormat::Q8_0 => (n + n / 32 * 6).next_multiple_of(4),
-        ActivationFormat::Q8_K => n + n / 256 * 4 + n / 16 * 2,
-        ActivationFormat::F16 => unreachable!("the device refuses rows in 16-bit floats"),
-    }
+    format.row_bytes(n)
 }
 
 /// The parts of one quantised row.
@@ -89,6 +87,7 @@ pub fn quantise_row(level: SimdLevel, format: ActivationFormat, row: &[f32], out
                 bytes.copy_from_slice(&value.to_le_bytes());
             }
         }
+        (ActivationFormat::F16, _) => halves::quantise_row(row, out),
         (ActivationFormat::Q8_0, SimdLevel::Scalar) => quantise_blocks::<32, 32>(row, out),
         (ActivationFormat::Q8_K, SimdLevel::Scalar) => quantise_blocks::<256, 16>(row, out),
         #[cfg(target_arch = "x86_64")]
@@ -97,7 +96,6 @@ pub fn quantise_row(level: SimdLevel, format: ActivationFormat, row: &[f32], out
         #[cfg(target_arch = "x86_64")]
         // SAFETY: as above.
         (ActivationFormat::Q8_K, _) => unsafe { quantise_blocks_avx2::<256, 16>(row, out) },
-        (ActivationFormat::F16, _) => unreachable!("the device refuses rows in 16-bit floats"),
         #[cfg(not(target_arch = "x86_64"))]
         _ => unreachable!("vector levels are detected on x86-64 only"),
     }
@@ -156,7 +154,7 @@ mod tests {
     use super::*;
     use crate::backends::host::kernels::test_data::Numbers;
 
-    const FORMATS: [ActivationFormat; 3] = [ActivationFormat::F32, ActivationFormat::Q8_0, ActivationFormat::Q8_K];
+    const FORMATS: [ActivationFormat; 4] = [ActivationFormat::F32, ActivationFormat::Q8_0, ActivationFormat::Q8_K, ActivationFormat::F16];
 
     #[test]
     fn a_quantised_row_is_within_half_a_step_and_knows_its_sums() {

@@ -32,6 +32,7 @@ mod gemm_avx512;
 mod gemm_scalar;
 #[cfg(test)]
 mod gemm_tests;
+pub mod halves;
 pub mod kv;
 mod kv_tile;
 pub mod matvec;
