@@ -1,5 +1,5 @@
-// Op::Attention of windows on matrix units: a stretch of the keys for a block, as in attention.cuh, whose other kernels are those for caches
-// of f32 and for other heads.
+// Op::Attention of windows on matrix units, for caches of F16: a stretch of the keys for a block, as in attention.cuh, whose own kernels are
+// for caches of f32 and for other heads.
 //
 // There is little to compute and much to read, so keys and values go from memory straight to the registers that they are multiplied from, as
 // much at once as registers hold. Warps take slices of sixteen keys in turn, for sixteen queries, each with a softmax of its own (two warps for
@@ -22,26 +22,18 @@ struct Eight {
     uint32_t at[4];
 };
 
-template <bool IS_Q8_0> DEVICE Eight load_eight(const uint8_t *row, uint32_t d) {
+DEVICE Eight load_eight(const uint8_t *row, uint32_t d) {
+    const Four four = *(const Four *)(row + 2 * d);
     Eight eight;
-    if (!IS_Q8_0) {
-        Four four = *(const Four *)(row + 2 * d);
-        UNROLL for (int i = 0; i < 4; i++)
-            eight.at[i] = bits_of_float(four.at[i]);
-        return eight;
-    }
-    const uint8_t *block = row + d / KV_BLOCK * KV_BLOCK_BYTES;
-    const uint16_t *pairs = (const uint16_t *)(block + 2 + d % KV_BLOCK);
-    const uint32_t scale = *(const uint16_t *)block;
     UNROLL for (int i = 0; i < 4; i++)
-        eight.at[i] = scaled_pair(pairs[i], 0, scale);
+        eight.at[i] = bits_of_float(four.at[i]);
     return eight;
 }
 
 #ifdef __CUDACC__
 
 // Sixteen keys as right tiles: numbers 32 j + 8 (lane % 4) and on are this thread's of step 2 j, four, and of the next, four.
-template <bool IS_Q8_0, int HEAD_DIM> struct KeySlice {
+template <int HEAD_DIM> struct KeySlice {
     RightTile at[2][HEAD_DIM / 16];
 
     HERE void load(const uint8_t *cache, uint64_t key_bytes, uint32_t first_key, uint32_t end_key) {
@@ -50,7 +42,7 @@ template <bool IS_Q8_0, int HEAD_DIM> struct KeySlice {
             UNROLL for (int j = 0; j < HEAD_DIM / 32; j++) {
                 Eight eight = {{0, 0, 0, 0}};
                 if (key < end_key)
-                    eight = load_eight<IS_Q8_0>(cache + key * key_bytes, 32 * j + lane_of_warp() % 4 * 8);
+                    eight = load_eight(cache + key * key_bytes, 32 * j + lane_of_warp() % 4 * 8);
                 UNROLL for (int i = 0; i < 2; i++) {
                     at[tile][2 * j + i].at[0] = eight.at[2 * i];
                     at[tile][2 * j + i].at[1] = eight.at[2 * i + 1];
@@ -61,7 +53,7 @@ template <bool IS_Q8_0, int HEAD_DIM> struct KeySlice {
 };
 
 // COLUMNS columns of sixteen keys' values: of keys 2 (lane % 4), the next, and both plus eight, columns 64 h + 8 (lane / 4) and on.
-template <bool IS_Q8_0, int COLUMNS> struct ValueSlice {
+template <int COLUMNS> struct ValueSlice {
     Eight at[COLUMNS / 64][4];
 
     static HERE uint32_t key_of(int which) { return lane_of_warp() % 4 * 2 + which % 2 + which / 2 * 8; }
@@ -72,7 +64,7 @@ template <bool IS_Q8_0, int COLUMNS> struct ValueSlice {
             UNROLL for (int h = 0; h < COLUMNS / 64; h++) {
                 at[h][which] = {{0, 0, 0, 0}};
                 if (key < end_key)
-                    at[h][which] = load_eight<IS_Q8_0>(cache + key * key_bytes, 64 * h + lane_of_warp() / 4 * 8);
+                    at[h][which] = load_eight(cache + key * key_bytes, 64 * h + lane_of_warp() / 4 * 8);
             }
         }
     }
@@ -101,12 +93,9 @@ template <bool IS_Q8_0, int COLUMNS> struct ValueSlice {
 
 #else
 
-DEVICE uint16_t half_of_row(bool is_q8_0, const uint8_t *row, uint32_t d) {
-    Eight eight = is_q8_0 ? load_eight<true>(row, d / 8 * 8) : load_eight<false>(row, d / 8 * 8);
-    return (uint16_t)(eight.at[d % 8 / 2] >> 16 * (d % 2));
-}
+DEVICE float half_of_row(const uint8_t *row, uint32_t d) { return half_to_float(((const uint16_t *)row)[d]); }
 
-template <bool IS_Q8_0, int HEAD_DIM> struct KeySlice {
+template <int HEAD_DIM> struct KeySlice {
     RightTile at[2][HEAD_DIM / 16];
 
     void load(const uint8_t *cache, uint64_t key_bytes, uint32_t first_key, uint32_t end_key) {
@@ -116,12 +105,12 @@ template <bool IS_Q8_0, int HEAD_DIM> struct KeySlice {
                     for (uint32_t number = 0; number < 16; number++) {
                         uint32_t key = first_key + 8 * tile + lane_of_warp() % 4 * 2 + row;
                         uint32_t d = step / 2 * 32 + number % 8 / 2 * 8 + step % 2 * 4 + number / 8 * 2 + number % 2;
-                        at[tile][step].rows[row][number] = key < end_key ? half_to_float(half_of_row(IS_Q8_0, cache + key * key_bytes, d)) : 0.0f;
+                        at[tile][step].rows[row][number] = key < end_key ? half_of_row(cache + key * key_bytes, d) : 0.0f;
                     }
     }
 };
 
-template <bool IS_Q8_0, int COLUMNS> struct ValueSlice {
+template <int COLUMNS> struct ValueSlice {
     RightTile at[COLUMNS / 64][8];
 
     static uint32_t column(uint32_t h, uint32_t i, uint32_t row) { return 64 * h + 8 * (lane_of_warp() % 4 * 2 + row) + i; }
@@ -133,7 +122,7 @@ template <bool IS_Q8_0, int COLUMNS> struct ValueSlice {
                     for (uint32_t number = 0; number < 16; number++) {
                         uint32_t key = first_key + number;
                         const uint8_t *from = cache + key * key_bytes;
-                        at[h][i].rows[row][number] = key < end_key ? half_to_float(half_of_row(IS_Q8_0, from, column(h, i, row))) : 0.0f;
+                        at[h][i].rows[row][number] = key < end_key ? half_of_row(from, column(h, i, row)) : 0.0f;
                     }
     }
 
@@ -170,7 +159,7 @@ DEVICE LeftTile load_query_in_order(const float *low_row, const float *high_row,
 }
 
 // The record of a query has the weighted values of the stretch, the largest score and the sum of shares.
-template <bool IS_Q8_0, int HEAD_DIM> DEVICE void attention_window_slices(const AttentionArgs &args) {
+template <int HEAD_DIM> DEVICE void attention_window_slices(const AttentionArgs &args) {
     enum {
         STEPS = HEAD_DIM / 16,
         SHARE = HEAD_DIM > 128 ? 2 : 1, // warps of a slice
@@ -191,9 +180,9 @@ template <bool IS_Q8_0, int HEAD_DIM> DEVICE void attention_window_slices(const 
     const uint64_t key_bytes = args.n_head_kv * args.head_bytes;
     const uint64_t first_byte = ((uint64_t)args.first_row[0] * args.n_head_kv + queries.head_kv) * args.head_bytes;
     const uint32_t lane = lane_of_warp(), warp = threadIdx.x / WARP, slice = warp / SHARE, my_columns = warp % SHARE * COLUMNS;
-    const uint8_t *k = args.k_cache + first_byte, *v = args.v_cache + first_byte + my_columns / 32 * (IS_Q8_0 ? KV_BLOCK_BYTES : 64);
-    KeySlice<IS_Q8_0, HEAD_DIM> keys;
-    ValueSlice<IS_Q8_0, COLUMNS> values;
+    const uint8_t *k = args.k_cache + first_byte, *v = args.v_cache + first_byte + 2 * my_columns;
+    KeySlice<HEAD_DIM> keys;
+    ValueSlice<COLUMNS> values;
     keys.load(k, key_bytes, begin + SLICE_KEYS * slice, end);
     values.load(v, key_bytes, begin + SLICE_KEYS * slice, end);
     for (uint32_t at = threadIdx.x; at < WINDOW_WARPS * 4 * HEAD_DIM; at += WINDOW_THREADS)
@@ -315,11 +304,8 @@ template <bool IS_Q8_0, int HEAD_DIM> DEVICE void attention_window_slices(const 
     }
 }
 
-// attention_window_<format>_<head_dim>   grid: (n_stretches, n_head_kv, n_rows * (n_head / n_head_kv) / WINDOW_QUERIES, rounded up),
-//                                        block: WINDOW_THREADS; caches at multiples of 16; then attention_window_join
-KERNEL(attention_window_f16_64, AttentionArgs) { attention_window_slices<false, 64>(args); }
-KERNEL(attention_window_f16_128, AttentionArgs) { attention_window_slices<false, 128>(args); }
-KERNEL(attention_window_f16_256, AttentionArgs) { attention_window_slices<false, 256>(args); }
-KERNEL(attention_window_q8_0_64, AttentionArgs) { attention_window_slices<true, 64>(args); }
-KERNEL(attention_window_q8_0_128, AttentionArgs) { attention_window_slices<true, 128>(args); }
-KERNEL(attention_window_q8_0_256, AttentionArgs) { attention_window_slices<true, 256>(args); }
+// attention_window_f16_<head_dim>   grid: (n_stretches, n_head_kv, n_rows * (n_head / n_head_kv) / WINDOW_QUERIES, rounded up),
+//                                   block: WINDOW_THREADS; caches at multiples of 16; then attention_window_join
+KERNEL(attention_window_f16_64, AttentionArgs) { attention_window_slices<64>(args); }
+KERNEL(attention_window_f16_128, AttentionArgs) { attention_window_slices<128>(args); }
+KERNEL(attention_window_f16_256, AttentionArgs) { attention_window_slices<256>(args); }

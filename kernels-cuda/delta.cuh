@@ -274,7 +274,7 @@ KERNEL(delta_rule, DeltaRuleArgs) {
     }
 }
 
-// The same for heads of 128 numbers: eight threads carry two rows of the state, WIDE_NUMBERS numbers of each. Rows of the call come by batches,
+// The same for heads of 128 numbers: eight threads carry a row of the state, or two. Rows of the call come by batches,
 // the next of which is copied meanwhile; what all rows of the state need of a row (its gates, the product of key and query) is computed once.
 //
 // With S the state before a row: known = S k, asked = S q, r = beta (v - e^decay known), out = e^decay asked + r (k . q), S = e^decay S + r k^T.
@@ -282,7 +282,6 @@ KERNEL(delta_rule, DeltaRuleArgs) {
 #define WIDE_LANES 8
 #define WIDE_FOURS (WIDE_HEAD / WIDE_LANES / 4)
 #define WIDE_ROWS 32
-#define WIDE_BLOCK (WIDE_ROWS / 2 * WIDE_LANES)
 #define WIDE_BATCH 16
 
 struct WideBatch {
@@ -292,10 +291,10 @@ struct WideBatch {
 };
 
 // Begins to copy `n` floats, a multiple of four, of each row of a batch.
-DEVICE void copy_rows(Four *to, uint32_t n, const float *from, uint64_t stride, uint32_t n_rows) {
+template <int THREADS> DEVICE void copy_rows(Four *to, uint32_t n, const float *from, uint64_t stride, uint32_t n_rows) {
     const bool is_aligned = ((uint64_t)from & 15) == 0;
     const uint32_t fours = n / 4;
-    UNROLL for (uint32_t at = threadIdx.x; at < WIDE_BATCH * fours; at += WIDE_BLOCK) {
+    UNROLL for (uint32_t at = threadIdx.x; at < WIDE_BATCH * fours; at += THREADS) {
         uint32_t row = at / fours;
         bool is_row = row < n_rows;
         const float *four = from + (is_row ? row * stride + at % fours * 4 : 0);
@@ -308,90 +307,108 @@ DEVICE void copy_rows(Four *to, uint32_t n, const float *from, uint64_t stride, 
     }
 }
 
-DEVICE void copy_batch(const DeltaRuleArgs &args, WideBatch &batch, uint32_t first) {
+template <int THREADS> DEVICE void copy_batch(const DeltaRuleArgs &args, WideBatch &batch, uint32_t first) {
     const uint64_t n_channels = (uint64_t)delta_heads(args.shape) * WIDE_HEAD;
     const uint32_t head_k = blockIdx.x % args.shape.n_head_k, n_head_k = args.shape.n_head_k, n_rows = args.n_rows - first;
     const float *rows = args.qkv + first * n_channels;
-    copy_rows(batch.queries[0], WIDE_HEAD, rows + head_k * WIDE_HEAD, n_channels, n_rows);
-    copy_rows(batch.keys[0], WIDE_HEAD, rows + (n_head_k + head_k) * WIDE_HEAD, n_channels, n_rows);
-    copy_rows(batch.values[0], WIDE_ROWS, rows + (2 * n_head_k + blockIdx.x) * WIDE_HEAD + blockIdx.y * WIDE_ROWS, n_channels, n_rows);
+    copy_rows<THREADS>(batch.queries[0], WIDE_HEAD, rows + head_k * WIDE_HEAD, n_channels, n_rows);
+    copy_rows<THREADS>(batch.keys[0], WIDE_HEAD, rows + (n_head_k + head_k) * WIDE_HEAD, n_channels, n_rows);
+    copy_rows<THREADS>(batch.values[0], WIDE_ROWS, rows + (2 * n_head_k + blockIdx.x) * WIDE_HEAD + blockIdx.y * WIDE_ROWS, n_channels, n_rows);
     end_copies();
 }
 
-// grid: (n_head_v, WIDE_HEAD / WIDE_ROWS), block: WIDE_BLOCK
-KERNEL(delta_rule_128, DeltaRuleArgs) {
+DEVICE void load_gates(const DeltaRuleArgs &args, uint32_t row, float &decay, float &beta) {
+    if (row >= args.n_rows)
+        return;
+    const uint64_t gate = (uint64_t)row * args.shape.n_head_v + blockIdx.x;
+    decay = args.decay[gate];
+    beta = args.beta[gate];
+}
+
+template <int HALVES> DEVICE void delta_rule_wide(const DeltaRuleArgs &args) {
+    const int threads = WIDE_ROWS / HALVES * WIDE_LANES;
     SHARED WideBatch batches[2];
     SHARED float keeps[WIDE_BATCH], betas[WIDE_BATCH], products[WIDE_BATCH], results[WIDE_BATCH][WIDE_ROWS];
     const uint32_t head = blockIdx.x, n_head_v = args.shape.n_head_v, lane = threadIdx.x % WIDE_LANES, own_row = threadIdx.x / WIDE_LANES;
     const uint32_t first_value = blockIdx.y * WIDE_ROWS;
-    copy_batch(args, batches[0], 0);
-    float *states[2];
-    Four kept[2][WIDE_FOURS];
-    UNROLL for (int half = 0; half < 2; half++) {
-        states[half] = args.state + ((uint64_t)head * WIDE_HEAD + first_value + own_row + WIDE_ROWS / 2 * half) * WIDE_HEAD + 4 * lane;
+    copy_batch<threads>(args, batches[0], 0);
+    float *states[HALVES];
+    Four kept[HALVES][WIDE_FOURS];
+    UNROLL for (int half = 0; half < HALVES; half++) {
+        states[half] = args.state + ((uint64_t)head * WIDE_HEAD + first_value + own_row + WIDE_ROWS / HALVES * half) * WIDE_HEAD + 4 * lane;
         UNROLL for (int at = 0; at < WIDE_FOURS; at++)
             kept[half][at] = load_four(states[half] + 4 * WIDE_LANES * at);
     }
+    float decay = 0.0f, beta_of_row = 0.0f;
+    if (threadIdx.x < WIDE_BATCH)
+        load_gates(args, threadIdx.x, decay, beta_of_row);
     for (uint32_t first = 0, turn = 0; first < args.n_rows; first += WIDE_BATCH, turn ^= 1) {
         const WideBatch &batch = batches[turn];
         const uint32_t n_rows = args.n_rows - first < WIDE_BATCH ? args.n_rows - first : WIDE_BATCH;
         wait_for_copies<0>();
         SYNC();
         if (first + WIDE_BATCH < args.n_rows)
-            copy_batch(args, batches[turn ^ 1], first + WIDE_BATCH);
-        if (threadIdx.x < n_rows) {
-            uint64_t gate = (uint64_t)(first + threadIdx.x) * n_head_v + head;
-            keeps[threadIdx.x] = expf(args.decay[gate]);
-            betas[threadIdx.x] = args.beta[gate];
+            copy_batch<threads>(args, batches[turn ^ 1], first + WIDE_BATCH);
+        if (threadIdx.x < WIDE_BATCH) {
+            keeps[threadIdx.x] = expf(decay);
+            betas[threadIdx.x] = beta_of_row;
+            // Those of the next batch, too, are on their way meanwhile.
+            load_gates(args, first + WIDE_BATCH + threadIdx.x, decay, beta_of_row);
         }
         float product[1] = {0.0f};
         UNROLL for (int at = 0; at < WIDE_FOURS; at++) {
-            const Four key = batch.keys[own_row][lane + WIDE_LANES * at], query = batch.queries[own_row][lane + WIDE_LANES * at];
+            const uint32_t row = own_row % WIDE_BATCH;
+            const Four key = batch.keys[row][lane + WIDE_LANES * at], query = batch.queries[row][lane + WIDE_LANES * at];
             UNROLL for (int i = 0; i < 4; i++)
                 product[0] = fmaf(key.at[i], query.at[i], product[0]);
         }
         sum_over<WIDE_LANES>(product);
-        if (lane == 0)
+        if (lane == 0 && own_row < WIDE_BATCH)
             products[own_row] = product[0];
         SYNC();
         UNROLL_BY(2)
         for (uint32_t row = 0; row < n_rows; row++) {
             Four key[WIDE_FOURS];
-            // Of both rows of the state: known, then asked.
-            float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+            // Of the rows of the state: known, then asked.
+            float sums[2 * HALVES];
+            UNROLL for (int at = 0; at < 2 * HALVES; at++)
+                sums[at] = 0.0f;
             UNROLL for (int at = 0; at < WIDE_FOURS; at++) {
                 key[at] = batch.keys[row][lane + WIDE_LANES * at];
                 const Four query = batch.queries[row][lane + WIDE_LANES * at];
                 UNROLL for (int i = 0; i < 4; i++)
-                    UNROLL for (int half = 0; half < 2; half++) {
+                    UNROLL for (int half = 0; half < HALVES; half++) {
                         sums[half] = fmaf(kept[half][at].at[i], key[at].at[i], sums[half]);
-                        sums[2 + half] = fmaf(kept[half][at].at[i], query.at[i], sums[2 + half]);
+                        sums[HALVES + half] = fmaf(kept[half][at].at[i], query.at[i], sums[HALVES + half]);
                     }
             }
             const float keep = keeps[row], beta = betas[row], product = products[row];
             sum_over<WIDE_LANES>(sums);
-            UNROLL for (int half = 0; half < 2; half++) {
-                const uint32_t value_row = own_row + WIDE_ROWS / 2 * half;
+            UNROLL for (int half = 0; half < HALVES; half++) {
+                const uint32_t value_row = own_row + WIDE_ROWS / HALVES * half;
                 const float value = batch.values[row][value_row / 4].at[value_row % 4];
                 const float correction = beta * fmaf(-keep, sums[half], value);
                 UNROLL for (int at = 0; at < WIDE_FOURS; at++)
                     UNROLL for (int i = 0; i < 4; i++)
                         kept[half][at].at[i] = fmaf(correction, key[at].at[i], keep * kept[half][at].at[i]);
                 if (lane == 0)
-                    results[row][value_row] = fmaf(correction, product, keep * sums[2 + half]);
+                    results[row][value_row] = fmaf(correction, product, keep * sums[HALVES + half]);
             }
         }
         SYNC();
         if (args.out) {
-            for (uint32_t at = threadIdx.x; at < n_rows * WIDE_ROWS; at += WIDE_BLOCK) {
+            for (uint32_t at = threadIdx.x; at < n_rows * WIDE_ROWS; at += threads) {
                 uint64_t of_head = (uint64_t)(first + at / WIDE_ROWS) * n_head_v + head;
                 args.out[of_head * WIDE_HEAD + first_value + at % WIDE_ROWS] = results[at / WIDE_ROWS][at % WIDE_ROWS];
             }
         }
     }
     if (args.writes_state) {
-        UNROLL for (int half = 0; half < 2; half++)
+        UNROLL for (int half = 0; half < HALVES; half++)
             UNROLL for (int at = 0; at < WIDE_FOURS; at++)
                 store_four(states[half] + 4 * WIDE_LANES * at, kept[half][at]);
     }
 }
+
+// grid: (n_head_v, WIDE_HEAD / WIDE_ROWS), block: WIDE_ROWS * WIDE_LANES
+KERNEL(delta_rule_128, DeltaRuleArgs) { delta_rule_wide<1>(args); }

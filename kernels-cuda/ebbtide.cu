@@ -2,6 +2,7 @@
 #include "attention.cuh"
 #include "attention_tiles.cuh"
 #include "attention_window.cuh"
+#include "attention_window_q8_0.cuh"
 #include "delta.cuh"
 #include "experts.cuh"
 #include "gates.cuh"

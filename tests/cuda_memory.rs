@@ -75,7 +75,7 @@ fn start(virtual_memory: bool) -> (Engine<CudaBackend>, CudaBackend) {
     assert_eq!(device.capabilities().virtual_memory, virtual_memory);
     let Capabilities { context_bytes, context_growth_bytes, .. } = *device.capabilities();
     let settings = EngineSettings {
-        vram: Bytes::mib(23) + context_bytes + context_growth_bytes,
+        vram: Bytes::mib(26) + context_bytes + context_growth_bytes,
         vram_reserve: Some(RESERVE),
         head_alias: true,
         alias_min_tokens: AliasThreshold::Tokens(0),

@@ -39,7 +39,7 @@ struct Form {
 fn form(path: Path, format: KvFormat, head_dim: u32, caches: [Addr; 2]) -> Form {
     let fits = caches.iter().all(|cache| cache.0.is_multiple_of(16));
     let prompt = |name, threads| Form { name, queries: TILES_QUERIES, threads };
-    let window = |name| Form { name, queries: WINDOW_QUERIES, threads: 128 };
+    let window = |name, queries| Form { name, queries, threads: 128 };
     match (path, format, head_dim) {
         (Path::Prompt, KvFormat::F16, 64) if fits => prompt("attention_tiles_f16_64", 128),
         (Path::Prompt, KvFormat::F16, 128) if fits => prompt("attention_tiles_f16_128", 128),
@@ -47,12 +47,12 @@ fn form(path: Path, format: KvFormat, head_dim: u32, caches: [Addr; 2]) -> Form 
         (Path::Prompt, KvFormat::Q8_0, 64) if fits => prompt("attention_tiles_q8_0_64", 128),
         (Path::Prompt, KvFormat::Q8_0, 128) if fits => prompt("attention_tiles_q8_0_128", 128),
         (Path::Prompt, KvFormat::Q8_0, 256) if fits => prompt("attention_tiles_q8_0_256", 256),
-        (Path::Window, KvFormat::F16, 64) if fits => window("attention_window_f16_64"),
-        (Path::Window, KvFormat::F16, 128) if fits => window("attention_window_f16_128"),
-        (Path::Window, KvFormat::F16, 256) if fits => window("attention_window_f16_256"),
-        (Path::Window, KvFormat::Q8_0, 64) if fits => window("attention_window_q8_0_64"),
-        (Path::Window, KvFormat::Q8_0, 128) if fits => window("attention_window_q8_0_128"),
-        (Path::Window, KvFormat::Q8_0, 256) if fits => window("attention_window_q8_0_256"),
+        (Path::Window, KvFormat::F16, 64) if fits => window("attention_window_f16_64", WINDOW_QUERIES),
+        (Path::Window, KvFormat::F16, 128) if fits => window("attention_window_f16_128", WINDOW_QUERIES),
+        (Path::Window, KvFormat::F16, 256) if fits => window("attention_window_f16_256", WINDOW_QUERIES),
+        (Path::Window, KvFormat::Q8_0, 64) if fits => window("attention_window_q8_0_64", 2 * WINDOW_QUERIES),
+        (Path::Window, KvFormat::Q8_0, 128) if fits => window("attention_window_q8_0_128", 2 * WINDOW_QUERIES),
+        (Path::Window, KvFormat::Q8_0, 256) if fits => window("attention_window_q8_0_256", WINDOW_QUERIES),
         (Path::Prompt, KvFormat::F32, _) => Form { name: "attention_prompt_f32", queries: PROMPT_QUERIES, threads: BLOCK },
         (Path::Prompt, KvFormat::F16, _) => Form { name: "attention_prompt_f16", queries: PROMPT_QUERIES, threads: BLOCK },
         (Path::Prompt, KvFormat::Q8_0, _) => Form { name: "attention_prompt_q8_0", queries: PROMPT_QUERIES, threads: BLOCK },

@@ -46,7 +46,7 @@ const DELTA_BLOCK: u32 = 64;
 /// The same for heads of the size that a kernel is made for.
 const WIDE_HEAD: u32 = 128;
 const WIDE_ROWS: u32 = 32;
-const WIDE_BLOCK: u32 = 128;
+const WIDE_BLOCK: u32 = 256;
 
 /// Queues a copy. The driver finds the way by the addresses.
 pub fn copy(context: &Context, stream: &CudaStream, copy: Copy) -> Result<()> {

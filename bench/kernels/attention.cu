@@ -1,6 +1,6 @@
 // Times Op::Attention on a card, prompts in chunks and windows, and holds a sample of the results against f64.
 // nvcc -O3 -std=c++17 -fmad=false -arch=sm_90 -cudart static -I kernels-cuda -o attention bench/kernels/attention.cu
-#include "attention_window.cuh"
+#include "attention_window_q8_0.cuh"
 
 #include "measure.h"
 
@@ -202,8 +202,8 @@ int main(int n, char **words) {
         {"attention_window_f16_64", attention_window_f16_64, 64, 128, 16, false},
         {"attention_window_f16_128", attention_window_f16_128, 128, 128, 16, false},
         {"attention_window_f16_256", attention_window_f16_256, 256, 128, 16, false},
-        {"attention_window_q8_0_64", attention_window_q8_0_64, 64, 128, 16, true},
-        {"attention_window_q8_0_128", attention_window_q8_0_128, 128, 128, 16, true},
+        {"attention_window_q8_0_64", attention_window_q8_0_64, 64, 128, 32, true},
+        {"attention_window_q8_0_128", attention_window_q8_0_128, 128, 128, 32, true},
         {"attention_window_q8_0_256", attention_window_q8_0_256, 256, 128, 16, true},
     };
     const Variant variants[] = {

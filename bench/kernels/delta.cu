@@ -66,6 +66,8 @@ struct Net {
     }
 };
 
+KERNEL(try_two_rows, DeltaRuleArgs) { delta_rule_wide<2>(args); }
+
 int main() {
     {
         Net net(1024);
@@ -73,7 +75,7 @@ int main() {
         delta_rule<<<dim3(32, 8), 64>>>(net.rule(1024, false));
         CHECK(cudaDeviceSynchronize());
         double step = net.error(17);
-        delta_rule_128<<<dim3(32, 4), 128>>>(net.rule(1024, false));
+        delta_rule_128<<<dim3(32, 4), 256>>>(net.rule(1024, false));
         CHECK(cudaDeviceSynchronize());
         printf("errors over 1,024 rows: delta_rule %.1e, delta_rule_128 %.1e\n", step, net.error(17));
     }
@@ -88,15 +90,15 @@ int main() {
         printf("delta_gates     %5u rows: %9.1f us\n", n_rows, us);
         CHECK(cudaMemset(net.decay, 0, n_rows * 32ull * 4));
         CHECK(cudaMemset(net.beta, 0, n_rows * 32ull * 4));
-        us = median_us(7, [&](int) { delta_rule<<<dim3(32, 8), 64>>>(net.rule(n_rows, true)); });
-        printf("delta_rule      %5u rows: %9.1f us, %6.1f ns a row\n", n_rows, us, 1e3 * us / n_rows);
-        us = median_us(7, [&](int) { delta_rule_128<<<dim3(32, 4), 128>>>(net.rule(n_rows, true)); });
+        us = median_us(7, [&](int) { delta_rule_128<<<dim3(32, 4), 256>>>(net.rule(n_rows, true)); });
+        double two = median_us(7, [&](int) { try_two_rows<<<dim3(32, 4), 128>>>(net.rule(n_rows, true)); });
+        printf("try_two_rows    %5u rows: %9.1f us, %6.1f ns a row\n", n_rows, two, 1e3 * two / n_rows);
         printf("delta_rule_128  %5u rows: %9.1f us, %6.1f ns a row\n", n_rows, us, 1e3 * us / n_rows);
     }
     Net net(8);
     for (uint32_t n_rows : {1u, 4u, 8u}) {
         double us = median_us(20, [&](int) { delta_rule<<<dim3(32, 8), 64>>>(net.rule(n_rows, false)); });
-        double wide = median_us(20, [&](int) { delta_rule_128<<<dim3(32, 4), 128>>>(net.rule(n_rows, false)); });
+        double wide = median_us(20, [&](int) { delta_rule_128<<<dim3(32, 4), 256>>>(net.rule(n_rows, false)); });
         double conv = median_us(20, [&](int) { delta_conv<<<n_rows * 64, 64>>>(net.conv()); });
         printf("window of %u rows: delta_rule %.1f us, delta_rule_128 %.1f us, delta_conv %.1f us (each with its launch)\n", n_rows, us, wide, conv);
         conv = median_us(20, [&](int) { delta_conv_4<<<dim3(16, 1), 128>>>({net.x, net.history, net.taps, net.qkv, SHAPE, 1e-6f, n_rows}); });
