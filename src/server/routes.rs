@@ -210,6 +210,7 @@ pub fn client_of(peer: Option<Extension<Peer>>, headers: &HeaderMap) -> String {
             format!("{address} {}", text("user-agent").unwrap_or_default())
         }
     };
-    client.truncate(client.floor_char_boundary(CLIENT_BYTES_MAX));
+    // All of it is ASCII, so that it can be cut anywhere.
+    client.truncate(CLIENT_BYTES_MAX);
     client
 }
