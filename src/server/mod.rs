@@ -19,6 +19,7 @@ pub mod live;
 pub mod metrics;
 pub mod model;
 pub mod openai;
+pub mod page;
 pub mod queue;
 mod routes;
 mod run;
@@ -104,6 +105,7 @@ impl App {
 #[must_use]
 pub fn app(app: Arc<App>) -> Router {
     Router::new()
+        .merge(page::routes())
         .route("/health", get(routes::health))
         .route("/metrics", get(routes::metrics))
         .route("/v1/status", get(routes::status))
