@@ -80,7 +80,7 @@ async function monitorMoves(page, base) {
   await page.locator('.bar.now figcaption', { hasText: 'While writing' }).waitFor(PATIENCE);
   await page.locator('#requests > li:nth-child(2) summary').waitFor(PATIENCE);
   assert.ok((await phases()).includes('Reading a prompt'), `the phases seen were ${await phases()}`);
-  const shares = (await now()).map((line) => /, ([\d.]+) % of it/.exec(line)?.[1]).filter(Boolean);
+  const shares = (await now()).map((line) => /: ([\d.]+) % of/.exec(line)?.[1]).filter(Boolean);
   assert.ok(new Set(shares).size >= 2, `the share of the prompt grows: ${shares}`);
   const after = await text(page, '#figures');
   assert.notEqual(after, before);

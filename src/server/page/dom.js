@@ -47,9 +47,9 @@ export function percent(share) {
 
 export function bytes(number) {
   if (typeof number !== 'number') return NOTHING;
-  const steps = [['GiB', 2 ** 30], ['MiB', 2 ** 20], ['KiB', 2 ** 10]];
-  for (const [unit, size] of steps) {
-    if (number >= size) return `${(number / size).toFixed(number >= 100 * size ? 0 : 1)} ${unit}`;
+  const steps = [['GiB', 2 ** 30, 2], ['MiB', 2 ** 20, 1], ['KiB', 2 ** 10, 1]];
+  for (const [unit, size, digits] of steps) {
+    if (number >= size) return `${(number / size).toFixed(number >= 100 * size ? 0 : digits)} ${unit}`;
   }
   return `${number} B`;
 }

@@ -120,8 +120,8 @@ function showNow({ phase, running, queue }) {
 function runningText(running, phase) {
   const request = `request ${running.id} (${running.api}), ${seconds(running.seconds)}`;
   if (phase === 'reading') {
-    const share = running.read_share == null ? '' : `, ${percent(running.read_share)} of it`;
-    return `${request}: ${counted(running.prompt_tokens, 'token')}${share}`;
+    const share = running.read_share == null ? '' : `${percent(running.read_share)} of `;
+    return `${request}: ${share}${counted(running.prompt_tokens, 'token')}`;
   }
   const speed = running.write_tokens_per_s == null ? '' : `, ${rate(running.write_tokens_per_s)} a second`;
   return `${request}: ${counted(running.written_tokens, 'token')}${speed}`;
