@@ -17,6 +17,7 @@ use subtle::{Choice, ConstantTimeEq};
 use super::App;
 pub use super::call::Access;
 use super::error::ApiError;
+use super::page;
 
 /// Most bytes of all headers of a request.
 pub const HEADER_BYTES_MAX: usize = 32 << 10;
@@ -109,7 +110,7 @@ fn host_name(host: &str) -> &str {
 
 /// Paths that need no key: what a load balancer asks, and the page that asks for the key.
 fn is_open(path: &str, method: &Method) -> bool {
-    matches!(path, "/" | "/health") && matches!(*method, Method::GET | Method::HEAD)
+    (path == "/health" || page::is_part(path)) && matches!(*method, Method::GET | Method::HEAD)
 }
 
 fn check_size(headers: &HeaderMap) -> Result<(), ApiError> {

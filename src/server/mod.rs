@@ -20,6 +20,7 @@ pub mod live;
 pub mod metrics;
 pub mod model;
 pub mod openai;
+pub mod page;
 pub mod queue;
 pub mod responses;
 mod routes;
@@ -106,6 +107,7 @@ impl App {
 #[must_use]
 pub fn app(app: Arc<App>) -> Router {
     Router::new()
+        .merge(page::routes())
         .route("/health", get(routes::health))
         .route("/metrics", get(routes::metrics))
         .route("/v1/status", get(routes::status))
