@@ -14,6 +14,11 @@ pub mod cli;
 pub mod engine;
 pub mod experts;
 pub mod gguf;
+#[cfg(feature = "serve")]
+pub mod grammar;
+#[cfg(not(feature = "serve"))]
+#[path = "grammar/absent.rs"]
+pub mod grammar;
 pub mod model;
 pub mod phase;
 pub mod reply;

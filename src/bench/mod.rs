@@ -111,7 +111,8 @@ impl<B: Backend> Rig<'_, B> {
     /// Reads `prompt` and writes `output_tokens` tokens greedily, whatever the model thinks of ending; `None` where the user stopped it.
     fn run(&mut self, engine: &mut Engine<B>, prompt: Vec<TokenId>, output_tokens: u32) -> Result<Option<Outcome>, EngineError> {
         let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
-        let request = Request { prompt, tokens_max: output_tokens as usize, sampling, stop_tokens: Vec::new(), logprobs: None };
+        let request =
+            Request { prompt, tokens_max: output_tokens as usize, sampling, stop_tokens: Vec::new(), logprobs: None, constraint: None };
         let is_interrupted = self.is_interrupted;
         let outcome =
             engine.generate(&request, &mut |_| if is_interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })?;

@@ -54,7 +54,7 @@ pub enum CommandArgs {
     Bench(Box<BenchArgs>),
     /// Run recorded requests again, each way of reading beside the others
     Replay(Box<ReplayArgs>),
-    /// Serve the model over HTTP, with the APIs of OpenAI
+    /// Serve the model over HTTP, with the APIs of OpenAI and Anthropic
     Serve(Box<ServeArgs>),
     /// The process behind `serve` that owns the device; started by it
     #[command(hide = true)]
@@ -438,7 +438,7 @@ mod tests {
             prefill-head-alias head-alias-mode cache-sizing alias-min-tokens short-read refill spec spec-min-p draft-vocab draft mtp kv \
             activations prefix-cache-mib threads device deterministic window-hashes json verbose sim-link-gbps sim-link-us";
         let command = command();
-        for name in ["run", "plan", "logits", "perplexity", "bench", "replay", "config"] {
+        for name in ["run", "serve", "plan", "logits", "perplexity", "bench", "replay", "config"] {
             let subcommand = command.find_subcommand(name).expect(name);
             for flag in flags.split_whitespace() {
                 assert!(subcommand.get_arguments().any(|arg| arg.get_long() == Some(flag)), "{name} --{flag}");
@@ -450,6 +450,10 @@ mod tests {
             .split_whitespace()
         {
             assert!(run.get_arguments().any(|arg| arg.get_long() == Some(flag)), "run --{flag}");
+        }
+        for flag in ["host", "port", "api-key", "no-auth"] {
+            let serve = command.find_subcommand("serve").expect("serve");
+            assert!(serve.get_arguments().any(|arg| arg.get_long() == Some(flag)), "serve --{flag}");
         }
         for (name, flag) in [("logits", "mtp-out"), ("bench", "force-acceptance")] {
             let subcommand = command.find_subcommand(name).expect(name);

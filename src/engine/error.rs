@@ -2,6 +2,7 @@
 
 use thiserror::Error;
 
+use super::constraint::ConstraintError;
 use crate::backend::BackendError;
 use crate::experts::StoreError;
 use crate::phase::{PhaseError, PlanError};
@@ -38,6 +39,9 @@ pub enum EngineError {
     /// A row of the file's embedding cannot be read.
     #[error(transparent)]
     Quant(#[from] QuantError),
+    /// What the request demands of its text cannot be met.
+    #[error(transparent)]
+    Constraint(#[from] ConstraintError),
     /// More tokens than the context holds. Nothing was read.
     #[error(
         "the prompt has {prompt_tokens} tokens, the context holds {ctx_tokens}, one of them for the answer: raise --ctx or shorten the prompt"

@@ -5,6 +5,7 @@
 //! window, so the prompt path never needs the output head.
 
 pub mod captured;
+pub mod constraint;
 pub mod costs;
 pub mod decode;
 pub mod drafts;
@@ -207,8 +208,8 @@ impl<B: Backend> Engine<B> {
     /// Reads what is new of the prompt and writes on.
     ///
     /// # Errors
-    /// [`EngineError`] for a prompt that is empty, too long or holds numbers that are no tokens, before anything is read; the
-    /// device's faults; logits that are no numbers.
+    /// [`EngineError`] for a prompt that is empty, too long or holds numbers that are no tokens, or a constraint that nothing meets, before
+    /// anything is read; the device's faults; logits that are no numbers; a constraint that leaves no token.
     pub fn generate(&mut self, request: &Request, on_event: &mut OnEvent<'_>) -> Result<Outcome, EngineError> {
         let answer = self.answer(request, on_event);
         self.forget_without_state();
@@ -217,6 +218,7 @@ impl<B: Backend> Engine<B> {
 
     fn answer(&mut self, request: &Request, on_event: &mut OnEvent<'_>) -> Result<Outcome, EngineError> {
         self.check_prompt(&request.prompt)?;
+        let mut constraint = request.constraint.as_ref().map(|constraint| constraint.begin()).transpose()?;
         let recaptures_before = self.windows.recaptures();
         self.look_at_memory()?;
         let phases_before = self.scheduler.counters()?;
@@ -251,7 +253,7 @@ impl<B: Backend> Engine<B> {
             recaptures: 0,
         };
         if read.is_continue() {
-            self.write(last, request, started, &mut outcome, on_event)?;
+            self.write(last, request, constraint.as_deref_mut(), started, &mut outcome, on_event)?;
         }
         self.note_free_memory();
         outcome.lowest_free = self.lowest_free;

@@ -1,8 +1,10 @@
 //! A request and what became of it.
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::time::Duration;
 
+use super::constraint::Constraint;
 use super::drafts::DraftCounters;
 use super::sampler::{Logprobs, Sampling};
 use super::timelines::Place;
@@ -24,6 +26,8 @@ pub struct Request {
     pub stop_tokens: Vec<TokenId>,
     /// Log-probabilities wanted beside each token: of itself and so many best ones.
     pub logprobs: Option<usize>,
+    /// What the text has to be like.
+    pub constraint: Option<Arc<dyn Constraint>>,
 }
 
 /// What happens while a request runs.

@@ -2,6 +2,7 @@
 //!
 //! Order: penalties, top-k, top-p, min-p, temperature, draw. At temperature 0 the best token is taken, the lowest number among equals.
 
+use super::constraint::Allowed;
 use crate::units::TokenId;
 
 /// How to choose.
@@ -56,6 +57,12 @@ pub fn argmax(logits: &[f32]) -> Option<TokenId> {
         }
     }
     best.map(|(token, _)| token)
+}
+
+/// As [`argmax`], of some tokens whose logits are known to be finite.
+fn best_among(logits: &[f32], allowed: &Allowed) -> Option<TokenId> {
+    let among = (0..).zip(logits).filter(|&(token, _)| allowed.contains(token));
+    among.reduce(|best, next| if next.1 > best.1 { next } else { best }).map(|(token, _)| token)
 }
 
 /// Natural logarithms of probabilities, of the logits as the model gives them: before penalties, cuts and temperature.
@@ -122,14 +129,24 @@ impl Sampler {
     /// tokens were chosen before. `None` where a logit is not finite.
     #[must_use]
     pub fn choose(&self, logits: &[f32], history: &[TokenId], position: usize) -> Option<TokenId> {
+        self.choose_among(logits, &Allowed::All, history, position)
+    }
+
+    /// As [`Sampler::choose`], among some tokens alone: the others are no candidates for any cut. `None` also where none is allowed.
+    #[must_use]
+    pub fn choose_among(&self, logits: &[f32], allowed: &Allowed, history: &[TokenId], position: usize) -> Option<TokenId> {
         let best = argmax(logits)?;
         let penalised = self.penalise(logits, history);
         let logits = penalised.as_deref().unwrap_or(logits);
         if self.sampling.temperature <= 0.0 {
-            return if penalised.is_some() { argmax(logits) } else { Some(best) };
+            return match allowed {
+                Allowed::Only(_) => best_among(logits, allowed),
+                Allowed::All if penalised.is_some() => argmax(logits),
+                Allowed::All => Some(best),
+            };
         }
-        let candidates = self.candidates(logits);
-        Some(draw(&candidates, unit_random(self.sampling.seed, position as u64)))
+        let candidates = self.candidates(logits, allowed);
+        (!candidates.is_empty()).then(|| draw(&candidates, unit_random(self.sampling.seed, position as u64)))
     }
 
     fn penalise(&self, logits: &[f32], history: &[TokenId]) -> Option<Vec<f32>> {
@@ -153,9 +170,9 @@ impl Sampler {
     }
 
     /// Candidates with their weights at the sampler's temperature, best first.
-    fn candidates(&self, logits: &[f32]) -> Vec<(TokenId, f64)> {
+    fn candidates(&self, logits: &[f32], allowed: &Allowed) -> Vec<(TokenId, f64)> {
         let Sampling { temperature, top_k, top_p, min_p, .. } = self.sampling;
-        let mut ranked: Vec<(TokenId, f32)> = (0..).zip(logits.iter().copied()).collect();
+        let mut ranked: Vec<(TokenId, f32)> = (0..).zip(logits.iter().copied()).filter(|&(token, _)| allowed.contains(token)).collect();
         let by_rank = |a: &(TokenId, f32), b: &(TokenId, f32)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
         // Only the candidates that stay are sorted: of a whole vocabulary that would cost many times as much.
         if (1..ranked.len()).contains(&(top_k as usize)) {
@@ -163,7 +180,8 @@ impl Sampler {
             ranked.truncate(top_k as usize);
         }
         ranked.sort_unstable_by(by_rank);
-        let best = f64::from(ranked[0].1);
+        let Some(&(_, best)) = ranked.first() else { return Vec::new() };
+        let best = f64::from(best);
         let weight = |logit: f32, divisor: f32| ((f64::from(logit) - best) / f64::from(divisor)).exp();
         let total: f64 = ranked.iter().map(|&(_, logit)| weight(logit, 1.0)).sum();
         let mut summed = 0.0;
@@ -228,6 +246,22 @@ mod tests {
     }
 
     #[test]
+    fn only_what_is_allowed_is_chosen_and_cuts_are_made_among_it() {
+        let only = |tokens: &[TokenId]| Allowed::Only(std::sync::Arc::new(tokens.iter().copied().collect()));
+        let logits = [9.0, 1.0, 5.0, 1.0];
+        for (allowed, expected) in [(only(&[1, 2]), Some(2)), (only(&[3, 1]), Some(1)), (only(&[7]), None), (only(&[]), None)] {
+            for change in [|s: &mut Sampling| s.temperature = 0.0, |s: &mut Sampling| s.top_k = 1, |s: &mut Sampling| s.top_p = 0.01] {
+                assert_eq!(sampler(change).choose_among(&logits, &allowed, &[], 0), expected, "{allowed:?}");
+            }
+        }
+        let drawn = (0..100).filter_map(|position| sampler(|_| ()).choose_among(&logits, &only(&[1, 3]), &[], position));
+        let drawn: std::collections::BTreeSet<TokenId> = drawn.collect();
+        assert_eq!(drawn.into_iter().collect::<Vec<_>>(), [1, 3]);
+        let nan = [f32::NAN, 1.0];
+        assert_eq!(sampler(|_| ()).choose_among(&nan, &only(&[1]), &[], 0), None, "a row that is not finite chooses nothing");
+    }
+
+    #[test]
     fn draws_follow_the_probabilities() {
         let sampler = sampler(|_| ());
         let logits = [0.0f32, 3f32.ln()];
@@ -255,10 +289,10 @@ mod tests {
     #[test]
     fn a_cut_by_rank_keeps_the_lowest_numbers_of_equals() {
         let logits: Vec<f32> = (0..200u8).map(|token| f32::from(token % 5)).collect();
-        let candidates = sampler(|s| s.top_k = 7).candidates(&logits);
+        let candidates = sampler(|s| s.top_k = 7).candidates(&logits, &Allowed::All);
         let tokens: Vec<TokenId> = candidates.into_iter().map(|(token, _)| token).collect();
         assert_eq!(tokens, [4, 9, 14, 19, 24, 29, 34]);
-        assert_eq!(sampler(|s| s.top_k = 200).candidates(&logits), sampler(|_| ()).candidates(&logits));
+        assert_eq!(sampler(|s| s.top_k = 200).candidates(&logits, &Allowed::All), sampler(|_| ()).candidates(&logits, &Allowed::All));
     }
 
     #[test]

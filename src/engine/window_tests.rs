@@ -38,7 +38,8 @@ impl Rig {
 
     fn run(&mut self) -> Outcome {
         let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
-        let request = Request { prompt: (300..340).collect(), tokens_max: 12, sampling, stop_tokens: Vec::new(), logprobs: None };
+        let request =
+            Request { prompt: (300..340).collect(), tokens_max: 12, sampling, stop_tokens: Vec::new(), logprobs: None, constraint: None };
         self.engine.generate(&request, &mut |_| ControlFlow::Continue(())).expect("the request is answered")
     }
 

@@ -3,6 +3,7 @@
 use std::ops::ControlFlow;
 use std::time::Instant;
 
+use super::constraint::AnyConstraintState;
 use super::decode::Window;
 use super::drafts::{Candidates, DraftCosts, DraftSource, Drafting, verify};
 use super::sampler::{Sampler, argmax, logprobs};
@@ -31,6 +32,7 @@ impl<B: Backend> Engine<B> {
         &mut self,
         first: TokenId,
         request: &Request,
+        mut constraint: Option<&mut AnyConstraintState>,
         started: Instant,
         outcome: &mut Outcome,
         on_event: &mut OnEvent<'_>,
@@ -45,7 +47,11 @@ impl<B: Backend> Engine<B> {
         let mut logits = Vec::new();
         let mut first_token_at = None;
         while outcome.tokens.len() < tokens_max && outcome.finish == Finish::Length {
-            let drafts = self.draft(&mut text, tokens_max - outcome.tokens.len())?;
+            let mut drafts = self.draft(&mut text, tokens_max - outcome.tokens.len())?;
+            if let Some(constraint) = constraint.as_deref_mut() {
+                // A draft that may not come would be a row in vain, and so would those behind it.
+                drafts.truncate(constraint.acceptable(&drafts)?);
+            }
             let window: Vec<TokenId> = std::iter::once(text.last()).chain(drafts.iter().copied()).collect();
             self.make_room_for_rows(window.len())?;
             self.window(&window, Some(&mut logits))?;
@@ -59,7 +65,8 @@ impl<B: Backend> Engine<B> {
                     stop_tokens: &request.stop_tokens,
                     force_acceptance: self.settings.drafts.force_acceptance,
                 },
-            );
+                constraint.as_deref_mut(),
+            )?;
             first_token_at.get_or_insert_with(Instant::now);
             self.drafter.note(&drafts, &verified);
             let mut rows = 0;

@@ -9,7 +9,7 @@ use super::calls::{CLOSE, Step};
 use super::tags::TagSearch;
 use super::tool_types::{Kinds, ToolTypes};
 
-const FUNCTION: &str = "<function=";
+pub(super) const FUNCTION: &str = "<function=";
 const END_FUNCTION: &str = "</function>";
 const PARAMETER: &str = "<parameter=";
 const END_PARAMETER: &str = "</parameter>";

@@ -13,11 +13,13 @@ mod coder;
 mod hermes;
 mod json_scan;
 mod reasoning;
+mod rule;
 mod stops;
 mod tags;
 mod tool_types;
 
 pub use reasoning::{CLOSE_TAG, OPEN_TAG, ReasoningStart};
+pub use rule::{AnswerRule, CallForm, ToolRule};
 pub use stops::{STOP_BYTES_MAX, STOPS_MAX, StopError, StopStrings};
 pub use tool_types::ToolTypes;
 

@@ -6,7 +6,8 @@ use super::error::ApiError;
 use super::fields::Fields;
 use super::model::ServedModel;
 use crate::engine::sampler::Sampling;
-use crate::reply::ReasoningStart;
+use crate::grammar;
+use crate::reply::{AnswerRule, CallForm, ReasoningStart, ToolRule};
 pub use crate::reply::{STOP_BYTES_MAX, STOPS_MAX};
 use crate::tokenizer::Json;
 use crate::units::TokenId;
@@ -24,12 +25,94 @@ pub struct ChatRequest {
     pub messages: Vec<Json>,
     /// Tools, each as `{"type": "function", "function": {…}}`.
     pub tools: Vec<Json>,
+    /// Whether tools are to be called.
+    pub tool_choice: ToolChoice,
+    /// Whether several calls may be in one answer.
+    pub parallel_tool_calls: bool,
     /// Whether the model is to think; `None`: as its template does by itself.
     pub thinking: Option<bool>,
+    /// Tokens of thinking at most.
+    pub reasoning_tokens_max: Option<usize>,
     /// Further variables of the template.
     pub template_args: Vec<(String, Json)>,
+    /// What the answer's text has to be like. A call that is demanded goes before it.
+    pub format: Option<AnswerRule>,
     /// What the answer shall be.
     pub answer: AnswerOptions,
+}
+
+/// Whether tools are to be called.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum ToolChoice {
+    /// As the model likes.
+    #[default]
+    Auto,
+    /// Not at all: the model does not learn of them.
+    None,
+    /// At least one.
+    Required,
+    /// This one.
+    Named(String),
+}
+
+impl ChatRequest {
+    /// The tools that the model learns of.
+    #[must_use]
+    pub fn offered(&self) -> &[Json] {
+        if self.tool_choice == ToolChoice::None { &[] } else { &self.tools }
+    }
+
+    /// What the answer has to be like, for a model whose template is `template`.
+    ///
+    /// # Errors
+    /// 400 for a rule that cannot be followed, or a demanded tool that is not on offer.
+    pub fn rule(&self, template: &str) -> Result<Option<AnswerRule>, ApiError> {
+        let tools = match &self.tool_choice {
+            ToolChoice::Auto | ToolChoice::None => {
+                if let Some(rule) = &self.format {
+                    grammar::check(rule).map_err(|error| ApiError::bad(FORMAT_FIELD, error.to_string()))?;
+                }
+                return Ok(self.format.clone());
+            }
+            ToolChoice::Required => self.tools.iter().filter_map(tool_rule).collect(),
+            ToolChoice::Named(name) => self.tools.iter().filter_map(tool_rule).filter(|tool| tool.name == *name).collect::<Vec<_>>(),
+        };
+        if tools.is_empty() {
+            return Err(ApiError::bad("tool_choice", "tool_choice: the tool that has to be called is not among `tools`"));
+        }
+        let parallel = self.parallel_tool_calls && self.tool_choice == ToolChoice::Required;
+        let rule = AnswerRule::ToolCall { form: CallForm::of_template(template), tools, parallel };
+        grammar::check(&rule).map_err(|error| ApiError::bad("tools", error.to_string()))?;
+        Ok(Some(rule))
+    }
+
+    /// The worker's orders for all answers. Their ids are given by the queue.
+    ///
+    /// # Errors
+    /// As [`ChatRequest::rule`].
+    pub fn generates(&self, model: &ServedModel, prompt: &[TokenId], reasoning: ReasoningStart) -> Result<Vec<Generate>, ApiError> {
+        let template = model.template.as_ref().map_or("", |template| template.source());
+        let rule = self.rule(template)?;
+        let thinks = template.contains(crate::reply::OPEN_TAG);
+        let mut generates = self.answer.generates(model, prompt, reasoning, self.offered());
+        for generate in &mut generates {
+            generate.thinks = thinks;
+            generate.single_call = !self.parallel_tool_calls;
+            generate.reasoning_tokens_max = self.reasoning_tokens_max;
+            generate.rule.clone_from(&rule);
+        }
+        Ok(generates)
+    }
+}
+
+/// Where the chat form has the rule for its answer.
+pub const FORMAT_FIELD: &str = "response_format";
+
+fn tool_rule(tool: &Json) -> Option<ToolRule> {
+    let function = tool.get("function")?;
+    let Some(Json::String(name)) = function.get("name") else { return None };
+    let schema = function.get("parameters").filter(|schema| matches!(schema, Json::Object(entries) if !entries.is_empty()));
+    Some(ToolRule { name: name.clone(), parameters: schema.map(|schema| serde_json::to_string(schema).unwrap_or_default()) })
 }
 
 /// What an answer shall be, whatever it answers.
@@ -171,6 +254,10 @@ impl AnswerOptions {
             sampling: self.sampling.over(model, fresh_seed, choice),
             stop_strings: self.stop.clone(),
             reasoning,
+            thinks: false,
+            reasoning_tokens_max: None,
+            rule: None,
+            single_call: false,
             tools: tools.to_vec(),
             ignore_eos: self.ignore_eos,
             logprobs: self.logprobs,

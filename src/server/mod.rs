@@ -7,6 +7,7 @@
 //! The port is bound before anything is read, and `/health` tells how far the start is. [`app`] needs no socket and no process: tests
 //! hand it a worker that plays a script.
 
+pub mod anthropic;
 pub mod auth;
 pub mod body;
 mod call;
@@ -21,6 +22,7 @@ pub mod model;
 pub mod openai;
 pub mod page;
 pub mod queue;
+pub mod responses;
 mod routes;
 mod run;
 pub mod status;
@@ -113,6 +115,9 @@ pub fn app(app: Arc<App>) -> Router {
         .route("/v1/models/{*name}", get(routes::model))
         .route("/v1/chat/completions", post(routes::chat))
         .route("/v1/completions", post(routes::completions))
+        .route("/v1/messages", post(routes::messages))
+        .route("/v1/messages/count_tokens", post(routes::count_tokens))
+        .route("/v1/responses", post(routes::responses))
         .route("/tokenize", post(text::tokenize))
         .route("/detokenize", post(text::detokenize))
         .fallback(|| async { ApiError::refused(StatusCode::NOT_FOUND, "not_found", "no such address; docs/api.md lists them") })

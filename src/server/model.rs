@@ -23,7 +23,7 @@ impl ServedModel {
             token.map(|token| String::from_utf8_lossy(self.tokenizer.token_bytes(token, ControlText::Show)).into_owned())
         };
         let options = RenderOptions {
-            tools: chat.tools.clone(),
+            tools: chat.offered().to_vec(),
             enable_thinking: chat.thinking,
             bos_token: special(self.tokenizer.bos()),
             eos_token: special(self.tokenizer.eos()),

@@ -119,6 +119,7 @@ impl Default for RenderOptions {
 #[derive(Debug)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
+    source: String,
 }
 
 /// A refusal on its way out of the template engine.
@@ -144,7 +145,13 @@ impl ChatTemplate {
             Err(Error::new(ErrorKind::InvalidOperation, "raise_exception").with_source(Raised(python::display(message))))
         });
         environment.add_template_owned(TEMPLATE_NAME, source.to_owned()).map_err(|error| explain(&error))?;
-        Ok(Self { environment })
+        Ok(Self { environment, source: source.to_owned() })
+    }
+
+    /// The template itself.
+    #[must_use]
+    pub fn source(&self) -> &str {
+        &self.source
     }
 
     /// Writes a conversation.

@@ -316,6 +316,12 @@ impl Tokenizer {
         self.vocabulary.len()
     }
 
+    /// Whether a token stands for itself rather than for text it was cut from: control tokens and user-defined ones.
+    #[must_use]
+    pub fn is_special(&self, token: TokenId) -> bool {
+        matches!(self.vocabulary.kind(token), Some(Kind::Control | Kind::UserDefined))
+    }
+
     /// The number of the token with exactly this text, as the file writes it.
     #[must_use]
     pub fn token_id(&self, text: &str) -> Option<TokenId> {

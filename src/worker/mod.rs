@@ -12,6 +12,7 @@ pub mod protocol;
 mod report;
 pub mod supervisor;
 
+use std::cell::OnceCell;
 use std::io::{Read, Write};
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -23,13 +24,17 @@ use serde::Serialize;
 use thiserror::Error;
 
 use crate::backend::{Backend, BackendError};
+use crate::engine::constraint::Constraint;
 use crate::engine::{Engine, EngineError, Event, Finish, Outcome, Request};
 use crate::experts::StoreError;
+use crate::grammar::{Demand, GrammarError, Grammars};
 use crate::phase::PhaseError;
-use crate::reply::{Reply, ReplyOptions, StopStrings, ToolTypes};
+use crate::reply::{ReasoningStart, Reply, ReplyOptions, StopStrings, ToolTypes};
 use crate::tokenizer::Tokenizer;
 use answer::{AnswerText, Piece};
-use protocol::{FailKind, FinishReason, FrameError, FromWorker, Generate, Hello, PROTOCOL_VERSION, ToWorker, read_frame, write_frame};
+use protocol::{
+    Delta, FailKind, FinishReason, FrameError, FromWorker, Generate, Hello, PROTOCOL_VERSION, ToWorker, read_frame, write_frame,
+};
 
 /// Time for a running request to stop by itself once the server is gone.
 pub const GRACE: Duration = Duration::from_secs(2);
@@ -145,12 +150,13 @@ impl Default for LoadProgress {
 /// Where the server is gone in the middle of a request, or the engine cannot go on.
 pub fn answer_requests<B: Backend, W: Write>(
     engine: &mut Engine<B>,
-    tokenizer: &Tokenizer,
+    tokenizer: &Arc<Tokenizer>,
     channel: &mut Channel<W>,
 ) -> Result<(), WorkerError> {
+    let grammars = OnceCell::new();
     channel.tell(&FromWorker::Ready(Box::new(report::ready(engine))))?;
     while let Ok(generate) = channel.requests.recv() {
-        let answered = answer(engine, tokenizer, channel, generate);
+        let answered = answer(engine, tokenizer, &grammars, channel, generate);
         for notice in engine.take_notices() {
             channel.tell(&FromWorker::Notice(notice))?;
         }
@@ -163,36 +169,42 @@ pub fn answer_requests<B: Backend, W: Write>(
 /// Answers one request.
 fn answer<B: Backend, W: Write>(
     engine: &mut Engine<B>,
-    tokenizer: &Tokenizer,
+    tokenizer: &Arc<Tokenizer>,
+    grammars: &OnceCell<Grammars>,
     channel: &mut Channel<W>,
     generate: Generate,
 ) -> Result<(), WorkerError> {
-    let Generate { id, prompt, tokens_max, sampling, stop_strings, reasoning, tools, ignore_eos, logprobs } = generate;
+    let Generate { id, prompt, tokens_max, sampling, stop_strings, reasoning, thinks, reasoning_tokens_max, rule, tools, .. } = generate;
+    let (ignore_eos, logprobs, single_call) = (generate.ignore_eos, generate.logprobs, generate.single_call);
     let stops = match StopStrings::new(stop_strings.clone()) {
         Ok(stops) => stops,
         Err(error) => return Ok(channel.tell(&FromWorker::Failed { id, kind: FailKind::BadRequest, message: error.to_string() })?),
     };
     let tools = Some(ToolTypes::new(&tools)).filter(|_| !tools.is_empty());
     let stop_tokens = if ignore_eos { Vec::new() } else { tokenizer.end_tokens().to_vec() };
-    let request = Request { prompt, tokens_max, sampling, stop_tokens, logprobs };
+    // Who does not think by itself is not made to.
+    let thinking = if thinks || reasoning == ReasoningStart::Inside { reasoning } else { ReasoningStart::Answer };
+    let constraint = match constraint(tokenizer, grammars, Demand { rule: rule.as_ref(), reasoning: thinking, reasoning_tokens_max }) {
+        Ok(constraint) => constraint,
+        Err(error) => return Ok(channel.tell(&FromWorker::Failed { id, kind: FailKind::BadRequest, message: error.to_string() })?),
+    };
+    let request = Request { prompt, tokens_max, sampling, stop_tokens, logprobs, constraint };
     let wishes = Arc::clone(&channel.wishes);
     let mut text = AnswerText::new(tokenizer, ReplyOptions { reasoning, tools, stops });
     let mut out = Teller { channel, id, failed: None, read_told: None };
-    let mut chances = None;
+    let (mut chances, mut has_called) = (None, false);
     let generated = engine.generate(&request, &mut |event| {
         match event {
             Event::Reading { done, total } => out.reading(done, total),
             Event::Logprobs(logprobs) => chances = Some(report::finite(logprobs)),
             Event::Token(token) => {
                 let piece = text.push(token, chances.take());
+                has_called |= piece.deltas.iter().any(|delta| matches!(delta, Delta::ToolEnd { .. }));
                 out.wrote(piece);
             }
         }
-        if out.failed.is_some() || text.reply().stopped().is_some() || wishes.end(id) {
-            ControlFlow::Break(())
-        } else {
-            ControlFlow::Continue(())
-        }
+        let is_over = text.reply().stopped().is_some() || (single_call && has_called);
+        if out.failed.is_some() || is_over || wishes.end(id) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     });
     // Also where the request failed: what was written is the client's.
     out.wrote(text.finish());
@@ -201,7 +213,11 @@ fn answer<B: Backend, W: Write>(
     }
     match generated {
         Ok(outcome) => {
-            let finish = finish_reason(&outcome, text.reply(), &stop_strings);
+            let finish = match finish_reason(&outcome, text.reply(), &stop_strings) {
+                // Ended by us behind its call, not by the server.
+                FinishReason::Cancelled if single_call && has_called && !wishes.end(id) => FinishReason::ToolCalls,
+                finish => finish,
+            };
             let done = Box::new(report::done(engine, &outcome, finish, text.reply().reasoning_tokens()));
             Ok(channel.tell(&FromWorker::Done { id, done })?)
         }
@@ -211,6 +227,26 @@ fn answer<B: Backend, W: Write>(
             if kind == FailKind::Poisoned { Err(WorkerError::Poisoned(message)) } else { Ok(()) }
         }
     }
+}
+
+/// What a request demands of its text.
+fn constraint(
+    tokenizer: &Arc<Tokenizer>,
+    grammars: &OnceCell<Grammars>,
+    demand: Demand<'_>,
+) -> Result<Option<Arc<dyn Constraint>>, GrammarError> {
+    if demand.rule.is_none() && demand.reasoning_tokens_max.is_none() {
+        return Ok(None);
+    }
+    // Made at the first request that needs it: a large vocabulary takes a moment.
+    let made = match grammars.get() {
+        Some(made) => made,
+        None => {
+            let made = Grammars::new(tokenizer)?;
+            grammars.get_or_init(|| made)
+        }
+    };
+    made.constraint(demand)
 }
 
 fn finish_reason(outcome: &Outcome, reply: &Reply, stop_strings: &[String]) -> FinishReason {

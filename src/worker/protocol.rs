@@ -16,12 +16,12 @@ use thiserror::Error;
 
 use crate::engine::sampler::{Logprobs, Sampling};
 pub use crate::reply::Delta;
-use crate::reply::ReasoningStart;
+use crate::reply::{AnswerRule, ReasoningStart};
 use crate::tokenizer::Json;
 use crate::units::TokenId;
 
 /// Version of the messages; both sides must have the same.
-pub const PROTOCOL_VERSION: u32 = 1;
+pub const PROTOCOL_VERSION: u32 = 2;
 /// Most bytes of a frame: a prompt of the longest context there is, written as numbers, has about half of it.
 pub const FRAME_BYTES_MAX: usize = 64 << 20;
 
@@ -54,6 +54,14 @@ pub struct Generate {
     pub stop_strings: Vec<String>,
     /// Where the model stands when it begins to write.
     pub reasoning: ReasoningStart,
+    /// Whether the model thinks where it is not kept from it; else it is not made to.
+    pub thinks: bool,
+    /// Tokens of thinking at most.
+    pub reasoning_tokens_max: Option<usize>,
+    /// What the answer has to be like.
+    pub rule: Option<AnswerRule>,
+    /// The answer ends with its first call.
+    pub single_call: bool,
     /// The tools on offer, in OpenAI's form; where there are none, the mark-up of calls is text like any other.
     pub tools: Vec<Json>,
     /// Write on when the model ends its text.
@@ -360,6 +368,10 @@ mod tests {
             sampling: Sampling { seed: u64::MAX, temperature: 0.1, ..Sampling::default() },
             stop_strings: vec!["\n\u{1f638}".to_owned()],
             reasoning: ReasoningStart::Inside,
+            thinks: true,
+            reasoning_tokens_max: Some(100),
+            rule: Some(AnswerRule::JsonSchema("{}".to_owned())),
+            single_call: true,
             tools: vec![Json::Object(vec![("z".to_owned(), Json::from("1")), ("a".to_owned(), Json::Null)])],
             ignore_eos: true,
             logprobs: Some(5),

@@ -10,7 +10,8 @@ use crate::http::{connect, exchange, request, response};
 use crate::program::Server;
 use crate::scripted::{Script, json_of};
 
-const POSTS: [&str; 4] = ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"];
+const POSTS: [&str; 7] =
+    ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/messages/count_tokens", "/v1/responses", "/tokenize", "/detokenize"];
 
 /// A body with one field at fault, and the field.
 fn at_fault() -> Vec<(Value, &'static str)> {
@@ -61,6 +62,15 @@ async fn a_field_at_fault_is_named() {
         (json!({ "tools": [{ "type": "function", "function": {} }] }), "tools[0].function.name"),
         (json!({ "response_format": { "type": "json_shema" } }), "response_format.type"),
         (json!({ "response_format": {} }), "response_format.type"),
+        (json!({ "response_format": "json" }), "response_format"),
+        (json!({ "response_format": { "type": "json_schema", "json_schema": { "schema": {} } } }), "response_format.json_schema.name"),
+        (
+            json!({ "response_format": { "type": "json_schema", "json_schema": { "name": "x", "schema": null } } }),
+            "response_format.json_schema.schema",
+        ),
+        (json!({ "response_format": { "type": "regex", "pattern": "(" } }), "response_format"),
+        (json!({ "tool_choice": "required" }), "tool_choice"),
+        (json!({ "tool_choice": "perhaps" }), "tool_choice"),
         (json!({ "reasoning_effort": "huge" }), "reasoning_effort"),
         (json!({ "functions": [{ "name": "f" }] }), "functions"),
     ];

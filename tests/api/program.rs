@@ -35,7 +35,18 @@ impl Server {
 
     /// Starts one and waits until its port is bound, no longer.
     pub fn bound(flags: &[&str]) -> Self {
-        let mut child = command(&[&["serve", "-m", MODEL, "--port", "0"], flags].concat())
+        Self::bound_with(MODEL, flags)
+    }
+
+    /// As [`Server::start`], of another model and with these flags alone.
+    pub fn start_model(model: &str, flags: &[&str]) -> Self {
+        let server = Self::bound_with(model, flags);
+        server.wait_for_health("ready");
+        server
+    }
+
+    fn bound_with(model: &str, flags: &[&str]) -> Self {
+        let mut child = command(&[&["serve", "-m", model, "--port", "0"], flags].concat())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())

@@ -152,6 +152,17 @@ impl Script {
         }
     }
 
+    /// The next order, however long it takes; `None` where the server is gone.
+    pub async fn next_order(&mut self) -> Option<ToWorker> {
+        self.orders.recv().await
+    }
+
+    /// Whether a request has been cancelled, as it shows within a moment.
+    pub async fn is_cancelled(&mut self, id: u64) -> bool {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        matches!(self.orders.try_recv(), Ok(ToWorker::Cancel { id: cancelled }) if cancelled == id)
+    }
+
     /// True where no order is waiting.
     pub fn is_idle(&mut self) -> bool {
         self.orders.is_empty()

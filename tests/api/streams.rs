@@ -264,3 +264,30 @@ async fn what_a_request_says_reaches_the_worker() {
     }
     assert_ne!(seeds[0], seeds[1]);
 }
+
+#[tokio::test]
+async fn every_api_says_in_its_own_form_that_an_answer_failed() {
+    let mut script = Script::ready(8).await;
+    let requests = [
+        ("/v1/messages", json!({ "messages": [{ "role": "user", "content": "Hi" }], "max_tokens": 9 }), "event: error", "message_stop"),
+        ("/v1/responses", json!({ "input": "Hi" }), "response.failed", "response.completed"),
+        ("/v1/completions", json!({ "prompt": "Hi" }), "\"error\"", "\"finish_reason\":\"stop\""),
+    ];
+    for (path, body, failed, ended_well) in requests {
+        let mut streamed = body.clone();
+        streamed["stream"] = true.into();
+        let stream = script.post(path, &streamed);
+        let order = script.generate().await;
+        script.wrote(order.id, Delta::Content("so far".to_owned()));
+        script.say(FromWorker::Failed { id: order.id, kind: FailKind::Engine, message: "a copy failed".to_owned() });
+        let text = text_of(finished(stream).await).await;
+        assert!(text.contains("so far") && text.contains(failed) && text.contains("a copy failed"), "{path}: {text}");
+        assert!(!text.contains(ended_well), "{path}: {text}");
+        let whole = script.post(path, &body);
+        let order = script.generate().await;
+        script.say(FromWorker::Failed { id: order.id, kind: FailKind::Engine, message: "a copy failed".to_owned() });
+        let refused = finished(whole).await;
+        assert_eq!(refused.status(), 500, "{path}");
+        assert_eq!(json_of(refused).await["error"]["message"], "a copy failed", "{path}");
+    }
+}

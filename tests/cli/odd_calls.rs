@@ -15,7 +15,7 @@ fn a_slip_in_a_flag_is_refused_with_the_nearest_name() {
         ebbtide(&format!("run -m {BARD} -p x {slip}")).refused(2, &[slip.split_whitespace().next().expect("a flag"), nearest]);
     }
     ebbtide("rum -m x").refused(2, &["run"]);
-    ebbtide("serve -m x").refused(2, &["`serve` is not in this version"]);
+    ebbtide("chat -m x").refused(2, &["`chat` is not in this version"]);
     ebbtide("").end();
 }
 

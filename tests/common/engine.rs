@@ -98,7 +98,7 @@ pub fn engine(model: &Arc<Model>, settings: &EngineSettings) -> Engine<HostBacke
 /// A greedy request.
 pub fn greedy(prompt: &[TokenId], tokens_max: usize) -> Request {
     let sampling = Sampling { temperature: 0.0, ..Sampling::default() };
-    Request { prompt: prompt.to_vec(), tokens_max, sampling, stop_tokens: Vec::new(), logprobs: None }
+    Request { prompt: prompt.to_vec(), tokens_max, sampling, stop_tokens: Vec::new(), logprobs: None, constraint: None }
 }
 
 /// Runs a request to its end.

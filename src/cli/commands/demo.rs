@@ -57,7 +57,7 @@ pub fn demo<B: Backend>(demo: &DemoConfig, config: &Config, open: Opener<B>) -> 
     let prompt = tokenizer.encode(TEXT.as_bytes(), Specials::AsText)?;
     let mut sampling = session::sampling(&demo.sampling, model.file.metadata())?;
     sampling.seed = demo.sampling.seed.unwrap_or(SEED);
-    let request = Request { prompt, tokens_max: TOKENS_WRITTEN, sampling, stop_tokens: Vec::new(), logprobs: None };
+    let request = Request { prompt, tokens_max: TOKENS_WRITTEN, sampling, stop_tokens: Vec::new(), logprobs: None, constraint: None };
     let settings = demo_settings(&demo.engine, config);
     for forced in ["prefill-head-alias", "alias-min-tokens", "deterministic"] {
         if config.settings.said(forced).is_some() {

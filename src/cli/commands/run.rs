@@ -38,6 +38,7 @@ pub fn run<B: Backend>(run: &RunConfig, config: &Config, open: Opener<B>) -> Res
         sampling: session::sampling(&run.sampling, model.file.metadata())?,
         stop_tokens: if run.ignore_eos { Vec::new() } else { tokenizer.end_tokens().to_vec() },
         logprobs: None,
+        constraint: None,
     };
     let mut streamed = StreamedText::new(&tokenizer, !config.json);
     let outcome = generate(&mut engine, &request, &interrupt, &mut streamed);

@@ -50,7 +50,7 @@ impl Classified for EngineError {
             Self::Plan(_) | Self::Phase(_) | Self::Backend(_) | Self::NotRestored { .. } | Self::Store(_) | Self::NoLogitsRoom { .. } => {
                 ExitStatus::Device
             }
-            Self::PromptTooLong { .. } | Self::EmptyPrompt | Self::BadToken { .. } => ExitStatus::Usage,
+            Self::PromptTooLong { .. } | Self::EmptyPrompt | Self::BadToken { .. } | Self::Constraint(_) => ExitStatus::Usage,
             Self::Model(_) | Self::Quant(_) | Self::NotFinite { .. } => ExitStatus::Input,
             Self::BadWindow { .. } | Self::WindowHashes(_) => ExitStatus::Failed,
         }

@@ -1,5 +1,7 @@
 //! `ebbtide worker`: the process behind `serve` that owns the device. Speaks frames on stdin and stdout, to nobody but its server.
 
+use std::sync::Arc;
+
 use super::Opener;
 use super::session;
 use crate::backend::Backend;
@@ -38,7 +40,7 @@ pub fn worker<B: Backend>(worker: &WorkerConfig, config: &Config, open: Opener<B
     let mut channel = Channel::open(std::io::stdin(), std::io::stdout(), gone)?;
     let mut progress = LoadProgress::new();
     let started = session::open_model_for(&worker.model, &worker.engine.drafts).and_then(|model| {
-        let tokenizer = model.tokenizer()?;
+        let tokenizer = Arc::new(model.tokenizer()?);
         let engine = session::start_telling(&model, &worker.engine, config, open, &mut |done, total| {
             progress.step(&mut channel, done.0, total.0);
         })?;

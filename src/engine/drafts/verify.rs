@@ -3,6 +3,7 @@
 //! Each row's token is chosen from the model's own logits, by the sampler, with the tokens before that row as its history and the row's
 //! position for its draw. That is what a window of one token would have chosen there, so drafts change the time and never the text.
 
+use crate::engine::constraint::{AnyConstraintState, ConstraintError};
 use crate::engine::sampler::{Sampler, unit_random};
 use crate::units::TokenId;
 
@@ -38,12 +39,19 @@ pub struct Verified {
     pub is_finite: bool,
 }
 
-/// Chooses tokens row by row until one differs from its draft, or ends the text.
+/// Chooses tokens row by row until one differs from its draft, or ends the text. Each row has its own answer of `constraint`, which has all
+/// chosen tokens afterwards.
+///
+/// # Errors
+/// The constraint's.
 ///
 /// # Panics
 /// Where there are no logits of all rows, or no history.
-#[must_use]
-pub fn verify(sampler: &Sampler, candidates: Candidates<'_>) -> Verified {
+pub fn verify(
+    sampler: &Sampler,
+    candidates: Candidates<'_>,
+    mut constraint: Option<&mut AnyConstraintState>,
+) -> Result<Verified, ConstraintError> {
     let Candidates { logits, n_vocab, history, drafts, stop_tokens, force_acceptance } = candidates;
     assert_eq!(logits.len(), (1 + drafts.len()) * n_vocab, "one row for each token of the window");
     assert!(!history.is_empty(), "the first row has a token");
@@ -56,12 +64,18 @@ pub fn verify(sampler: &Sampler, candidates: Candidates<'_>) -> Verified {
         let forced = force_acceptance.zip(draft).filter(|&(acceptance, _)| is_forced(sampler.seed(), position, acceptance));
         let chosen = match forced {
             Some((_, draft)) => Some(draft),
-            None => sampler.choose(logits, &seen, position),
+            None => match constraint.as_deref_mut() {
+                None => sampler.choose(logits, &seen, position),
+                Some(constraint) => sampler.choose_among(logits, &constraint.allowed()?, &seen, position),
+            },
         };
         let Some(chosen) = chosen else {
             verified.is_finite = false;
             break;
         };
+        if let Some(constraint) = constraint.as_deref_mut() {
+            constraint.accept(chosen)?;
+        }
         verified.tokens.push(chosen);
         // Where acceptance is forced, it is so to both sides.
         let is_accepted = if force_acceptance.is_some() { forced.is_some() } else { draft == Some(chosen) };
@@ -71,7 +85,7 @@ pub fn verify(sampler: &Sampler, candidates: Candidates<'_>) -> Verified {
         }
         seen.push(chosen);
     }
-    verified
+    Ok(verified)
 }
 
 fn is_forced(seed: u64, position: usize, acceptance: f64) -> bool {

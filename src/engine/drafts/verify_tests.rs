@@ -1,6 +1,7 @@
 //! Goal: a window with drafts chooses what windows of one token choose. Method: logits that depend on the tokens before, compared row by row.
 
 use super::*;
+use crate::engine::constraint::{Allowed, ConstraintState};
 use crate::engine::sampler::Sampling;
 
 const N_VOCAB: usize = 6;
@@ -31,7 +32,7 @@ fn window(sampler: &Sampler, history: &[TokenId], drafts: &[TokenId], stop: &[To
         logits.extend(logits_behind(&rows));
     }
     let candidates = Candidates { logits: &logits, n_vocab: N_VOCAB, history, drafts, stop_tokens: stop, force_acceptance: forced };
-    verify(sampler, candidates)
+    verify(sampler, candidates, None).expect("nothing is demanded")
 }
 
 fn samplers() -> Vec<Sampler> {
@@ -84,9 +85,16 @@ fn an_accepted_draft_is_penalised_in_the_rows_behind_it() {
     let row = [3.0, 2.0, 1.0];
     let logits = row.repeat(3);
     let candidates = Candidates { logits: &logits, n_vocab: 3, history: &[2], drafts: &[0, 1], stop_tokens: &[], force_acceptance: None };
-    assert_eq!(verify(&sampler, candidates).tokens, [0, 1, 0], "each token is the best that was not written yet");
+    assert_eq!(
+        verify(&sampler, candidates, None).expect("nothing is demanded").tokens,
+        [0, 1, 0],
+        "each token is the best that was not written yet"
+    );
     let repeated = Candidates { drafts: &[0, 0], ..candidates };
-    assert_eq!(verify(&sampler, repeated), Verified { tokens: vec![0, 1], accepted: 1, is_finite: true });
+    assert_eq!(
+        verify(&sampler, repeated, None).expect("nothing is demanded"),
+        Verified { tokens: vec![0, 1], accepted: 1, is_finite: true }
+    );
 }
 
 #[test]
@@ -106,9 +114,15 @@ fn tokens_before_a_row_that_is_not_finite_hold() {
     logits.extend([f32::NAN; N_VOCAB]);
     let candidates =
         Candidates { logits: &logits, n_vocab: N_VOCAB, history: &[1], drafts: &expected[..1], stop_tokens: &[], force_acceptance: None };
-    assert_eq!(verify(&sampler, candidates), Verified { tokens: expected[..1].to_vec(), accepted: 1, is_finite: false });
+    assert_eq!(
+        verify(&sampler, candidates, None).expect("nothing is demanded"),
+        Verified { tokens: expected[..1].to_vec(), accepted: 1, is_finite: false }
+    );
     let wrong = [(expected[0] + 1) % 6];
-    assert!(verify(&sampler, Candidates { drafts: &wrong, ..candidates }).is_finite, "nobody asks the row behind a wrong draft");
+    assert!(
+        verify(&sampler, Candidates { drafts: &wrong, ..candidates }, None).expect("nothing is demanded").is_finite,
+        "nobody asks the row behind a wrong draft"
+    );
 }
 
 #[test]
@@ -126,4 +140,62 @@ fn forced_acceptance_follows_its_probability_and_the_seed() {
     let half = accepted(0.5);
     assert!((half - 0.9375).abs() < 0.08, "1/2 + 1/4 + 1/8 + 1/16, not {half}");
     assert_eq!(half, accepted(0.5));
+}
+
+/// Allows only even tokens first and behind odd ones, and only odd ones behind even ones.
+#[derive(Default)]
+struct Alternating(Vec<TokenId>);
+
+impl ConstraintState for Alternating {
+    fn allowed(&mut self) -> Result<Allowed, ConstraintError> {
+        let parity = self.0.last().map_or(0, |last| (last + 1) % 2);
+        Ok(Allowed::Only(std::sync::Arc::new((0..6).filter(|token| token % 2 == parity).collect())))
+    }
+
+    fn accept(&mut self, token: TokenId) -> Result<(), ConstraintError> {
+        if !self.allowed()?.contains(token) {
+            return Err(ConstraintError(format!("{token} may not come")));
+        }
+        self.0.push(token);
+        Ok(())
+    }
+
+    fn rollback(&mut self, tokens: usize) -> Result<(), ConstraintError> {
+        self.0.truncate(self.0.len() - tokens);
+        Ok(())
+    }
+}
+
+#[test]
+fn a_constraint_holds_in_every_row_and_drafts_do_not_change_the_text() {
+    for sampler in samplers() {
+        let texts: Vec<Vec<TokenId>> = [0, 1, 3]
+            .map(|depth| {
+                let (mut state, mut history) = (Alternating::default(), vec![2]);
+                while history.len() < 40 {
+                    // Some right, some wrong, some not allowed.
+                    let drafts: Vec<TokenId> =
+                        (0..depth).map(|row| u32::try_from(history.len()).expect("short") * 5 % 6 + row % 2).collect();
+                    let drafts = &drafts[..state.acceptable(&drafts).expect("it can tell")];
+                    let mut logits = logits_behind(&history);
+                    (1..=drafts.len()).for_each(|rows| logits.extend(logits_behind(&[&history, &drafts[..rows]].concat())));
+                    let candidates = Candidates {
+                        logits: &logits,
+                        n_vocab: N_VOCAB,
+                        history: &history,
+                        drafts,
+                        stop_tokens: &[],
+                        force_acceptance: None,
+                    };
+                    let verified = verify(&sampler, candidates, Some(&mut state)).expect("something may always come");
+                    history.extend(verified.tokens);
+                    assert_eq!(state.0, history[1..], "the constraint has what was chosen");
+                }
+                history.truncate(40);
+                history
+            })
+            .into();
+        assert!(texts[0][1..].iter().enumerate().all(|(place, token)| token % 2 == u32::try_from(place % 2).expect("a bit")));
+        assert_eq!((&texts[1], &texts[2]), (&texts[0], &texts[0]));
+    }
 }

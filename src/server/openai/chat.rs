@@ -5,7 +5,8 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::{WireOptions, answer_options, chat_logprobs, finish, messages, new_id, refuse_what_is_not_there, usage, wire_options};
-use crate::server::chat::{ChatRequest, LOGPROBS_MAX};
+use crate::reply::AnswerRule;
+use crate::server::chat::{ChatRequest, LOGPROBS_MAX, ToolChoice};
 use crate::server::error::ApiError;
 use crate::server::fields::{Fields, parse_body};
 use crate::server::model::{ServedModel, unix_s};
@@ -48,7 +49,17 @@ pub fn parse(body: &[u8]) -> Result<(ChatRequest, WireOptions), ApiError> {
         Some("minimal" | "low" | "medium" | "high" | "xhigh") => Some(true),
         Some(_) => return Err(fields.refuse("reasoning_effort", "none of none, minimal, low, medium, high, xhigh")),
     };
-    let chat = ChatRequest { messages: messages::read(&fields)?, tools: tools(&fields)?, thinking, template_args, answer };
+    let chat = ChatRequest {
+        messages: messages::read(&fields)?,
+        tools: tools(&fields)?,
+        tool_choice: tool_choice(&fields)?,
+        parallel_tool_calls: fields.flag("parallel_tool_calls")?.unwrap_or(true),
+        thinking,
+        reasoning_tokens_max: fields.count("thinking_budget", 0, usize::MAX)?,
+        template_args,
+        format: format(&fields)?,
+        answer,
+    };
     Ok((chat, wire_options(&fields)?))
 }
 
@@ -73,20 +84,51 @@ fn tools(fields: &Fields<'_>) -> Result<Vec<Json>, ApiError> {
         }
         function.entries("parameters")?;
     }
-    match fields.get("response_format") {
-        None => {}
-        Some(format) => {
-            let format = Fields::new(format, "response_format")?;
-            match format.text("type")? {
-                Some("text") => {}
-                Some("json_object" | "json_schema") => {
-                    return Err(format.refuse("type", "answers of a given form are not in this version: leave it out, or write `text`"));
-                }
-                _ => return Err(format.refuse("type", "none of text, json_object, json_schema")),
+    Ok(tools.to_vec())
+}
+
+/// Reads `tool_choice`; whether a tool of that name is there shows later.
+fn tool_choice(fields: &Fields<'_>) -> Result<ToolChoice, ApiError> {
+    match fields.get("tool_choice") {
+        None => Ok(ToolChoice::Auto),
+        Some(Json::String(word)) => match word.as_str() {
+            "auto" => Ok(ToolChoice::Auto),
+            "none" => Ok(ToolChoice::None),
+            "required" => Ok(ToolChoice::Required),
+            _ => Err(fields.refuse("tool_choice", "none of auto, none, required, or an object that names a function")),
+        },
+        Some(choice) => {
+            let choice = Fields::new(choice, "tool_choice")?;
+            if choice.text("type")? != Some("function") {
+                return Err(choice.refuse("type", "only `function` can be demanded"));
             }
+            let function = choice.get("function").ok_or_else(|| choice.refuse("function", "missing"))?;
+            let function = Fields::new(function, "tool_choice.function")?;
+            Ok(ToolChoice::Named(function.text("name")?.ok_or_else(|| function.refuse("name", "missing"))?.to_owned()))
         }
     }
-    Ok(tools.to_vec())
+}
+
+/// Reads `response_format`. The last two kinds are ours.
+fn format(fields: &Fields<'_>) -> Result<Option<AnswerRule>, ApiError> {
+    let Some(format) = fields.get("response_format") else { return Ok(None) };
+    let format = Fields::new(format, "response_format")?;
+    let needed = |name: &str| format.text(name)?.map(str::to_owned).ok_or_else(|| format.refuse(name, "missing"));
+    match format.text("type")? {
+        Some("text") => Ok(None),
+        Some("json_object") => Ok(Some(AnswerRule::JsonObject)),
+        Some("json_schema") => {
+            let inner = format.get("json_schema").ok_or_else(|| format.refuse("json_schema", "missing"))?;
+            let inner = Fields::new(inner, "response_format.json_schema")?;
+            inner.text("name")?.ok_or_else(|| inner.refuse("name", "missing"))?;
+            inner.entries("schema")?;
+            let schema = inner.get("schema").ok_or_else(|| inner.refuse("schema", "missing"))?;
+            Ok(Some(AnswerRule::JsonSchema(serde_json::to_string(schema).unwrap_or_default())))
+        }
+        Some("regex") => Ok(Some(AnswerRule::Regex(needed("pattern")?))),
+        Some("lark") => Ok(Some(AnswerRule::Lark(needed("grammar")?))),
+        _ => Err(format.refuse("type", "none of text, json_object, json_schema, regex, lark")),
+    }
 }
 
 /// The body of complete answers.

@@ -53,7 +53,7 @@ fn read_one(message: &Json, path: &str) -> Result<Json, ApiError> {
 }
 
 /// Contents as one text.
-fn text_of(content: &Json, path: &str) -> Result<String, ApiError> {
+pub(in crate::server) fn text_of(content: &Json, path: &str) -> Result<String, ApiError> {
     let parts = match content {
         Json::String(text) => return Ok(text.clone()),
         Json::Array(parts) => parts,
