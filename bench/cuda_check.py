@@ -244,7 +244,7 @@ def part_faults(args, checks):
                                       text=True).stdout.split()[0])
     before = used()
     for name, number, code in (("stopped", signal.SIGINT, 130), ("killed", signal.SIGKILL, -9)):
-        run = subprocess.Popen([args.engine, "run", "-m", model, "--tokens", tokens_file(args, 8192), "-n", "400", "--ignore-eos", "--vram-mib",
+        run = subprocess.Popen([args.engine, "run", "-m", model, "--tokens", tokens_file(args, 8192), "-n", "8000", "--ignore-eos", "--vram-mib",
                                 "8192", "--ctx", "32768", "--prefill-head-alias", "--alias-min-tokens", "0"],
                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         time.sleep(6)

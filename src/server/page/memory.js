@@ -147,8 +147,7 @@ function headText(head, memory) {
 function lastLoan(request) {
   if (!request?.way) return '';
   const slots = request.slots_lent ? counted(request.slots_lent, 'slot') : 'no slot';
-  const head = request.way === 'alias' ? 'and the head' : 'not the head';
-  return `The last prompt was lent ${slots}${request.way === 'alias' ? ' ' : ', '}${head}.`;
+  return `The last prompt was lent ${request.way === 'alias' ? `the head and ${slots}` : `${slots}, not the head`}.`;
 }
 
 function tableOf(rows) {
