@@ -74,8 +74,10 @@ fn start(virtual_memory: bool) -> (Engine<CudaBackend>, CudaBackend) {
     let (device, beside) = (open(), open());
     assert_eq!(device.capabilities().virtual_memory, virtual_memory);
     let Capabilities { context_bytes, context_growth_bytes, .. } = *device.capabilities();
+    // Memory behind reserved addresses comes and goes in units of 2 MiB, and what is left must hold a prompt all the same.
+    let vram = Bytes::mib(if virtual_memory { 26 } else { 25 });
     let settings = EngineSettings {
-        vram: Bytes::mib(26) + context_bytes + context_growth_bytes,
+        vram: vram + context_bytes + context_growth_bytes,
         vram_reserve: Some(RESERVE),
         head_alias: true,
         alias_min_tokens: AliasThreshold::Tokens(0),

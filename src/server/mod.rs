@@ -104,7 +104,6 @@ impl App {
 }
 
 /// All routes.
-#[must_use]
 pub fn app(app: Arc<App>) -> Router {
     Router::new()
         .merge(page::routes())

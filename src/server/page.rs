@@ -109,7 +109,19 @@ mod tests {
         let namespace = "xmlns=\"http://www.w3.org/2000/svg\"";
         for (name, text) in FILES.iter().map(|file| (file.path, file.text)).chain([("/", INDEX)]) {
             let text = text.replace(namespace, "");
-            for address in ["http://", "https://", "ws://", "wss://", "src=\"//", "href=\"//", "url(", "@import", "data:"] {
+            for address in [
+                "http://",
+                "https://",
+                "ws://",
+                "wss://",
+                "src=\"//",
+                "href=\"//",
+                "url(",
+                "@import",
+                "data:text",
+                "data:image",
+                "data:application",
+            ] {
                 assert!(!text.contains(address), "{name} has {address}");
             }
         }
