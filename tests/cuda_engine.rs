@@ -22,6 +22,9 @@ use fake_gpu::{is_real, on_either};
 /// Largest divergence at a position, in nats, of a prompt that both read in 16-bit floats: they differ by the order of sums in f32, which now
 /// and then moves a number to the next 16-bit float.
 const ROUNDED_NATS: f64 = 1e-3;
+/// The same on a card, whose matrix units round sums otherwise, so that now and then an expert that was nearly tied is exchanged: one of 2,048
+/// positions came to 0.009 on an H200.
+const ROUNDED_NATS_ON_A_CARD: f64 = 0.02;
 /// The same in exact arithmetic.
 const EXACT_NATS: f64 = 1e-6;
 /// What rounding to 16-bit floats itself may cost at a position, in nats, but for few of them: there a nearly tied expert is exchanged.
@@ -30,6 +33,10 @@ const ROUNDING_NATS: f64 = 0.02;
 const FEW: usize = 50;
 /// A gap of the two best logits above which no rounding may exchange them.
 const CLEAR_GAP: f32 = 0.1;
+
+fn rounded_nats() -> f64 {
+    if is_real() { ROUNDED_NATS_ON_A_CARD } else { ROUNDED_NATS }
+}
 
 fn on_cuda(model: &Arc<Model>, settings: &EngineSettings) -> Engine<CudaBackend> {
     let device = CudaBackend::open(&DeviceChoice::Best).expect("the device opens");
@@ -121,7 +128,7 @@ fn synthetic_models_have_the_logits_of_the_host() {
         for args in ["--shape micro --seed 2 --type Q4_K", "--arch qwen35moe --shape micro --seed 2 --type IQ4_NL --mtp 1"] {
             let model = synthetic_model(args);
             let text = tokens(3, 40, model.shape.n_vocab);
-            assert_same_logits(args, &model, &settings(64), &text, ROUNDED_NATS);
+            assert_same_logits(args, &model, &settings(64), &text, rounded_nats());
             assert_same_logits(&format!("{args}, exact"), &model, &exact_settings(64), &text, EXACT_NATS);
         }
     });
@@ -181,7 +188,7 @@ fn bundled_models_have_logits_and_text_of_the_host() {
         let roomy = |settings: EngineSettings| EngineSettings { vram: Bytes::mib(128), ..settings };
         for (name, model) in [("bard", bard()), ("hybrid bard", hybrid_bard())] {
             let text = held_out(n_read);
-            assert_same_logits(name, &model, &roomy(settings(1024)), &text, ROUNDED_NATS);
+            assert_same_logits(name, &model, &roomy(settings(1024)), &text, rounded_nats());
             assert_rounding_costs_little(name, &model, &roomy(settings(1024)), &text);
             assert_same_logits(&format!("{name}, exact"), &model, &roomy(exact_settings(1024)), &text, EXACT_NATS);
             assert_same_text(name, &model, &roomy(settings(1024)), &text[..n_prompt], n_written);
