@@ -12,7 +12,7 @@
 // Threads of a block that rounds, unpacks or adds.
 #define HALVES_BLOCK 256
 // Threads of a block that multiplies, its outputs, and the columns it takes at a time.
-#define PRODUCT_BLOCK 128
+#define HALVES_PRODUCT_BLOCK 128
 #define HALVES_OUTPUTS 128
 #define HALVES_CHUNKS 4
 // Steps of columns that are in shared memory at once: one is multiplied, the others are on their way.
@@ -112,7 +112,7 @@ template <int ROWS> struct HalvesTile {
     enum {
         WARP_ROWS = ROWS == 32 ? 32 : ROWS / 2,
         WARPS_OF_ROWS = ROWS / WARP_ROWS,
-        WARP_OUTPUTS = HALVES_OUTPUTS / (PRODUCT_BLOCK / WARP / WARPS_OF_ROWS),
+        WARP_OUTPUTS = HALVES_OUTPUTS / (HALVES_PRODUCT_BLOCK / WARP / WARPS_OF_ROWS),
         LEFTS = WARP_ROWS / 16,
         RIGHTS = WARP_OUTPUTS / 8,
     };
@@ -132,7 +132,7 @@ template <int ROWS, class Left, class Right>
 DEVICE void halves_products(const Left &left_line, const Right &right_line, uint32_t n_chunks,
                             float (&sums)[HalvesTile<ROWS>::LEFTS][HalvesTile<ROWS>::RIGHTS][4]) {
     typedef HalvesTile<ROWS> Tile;
-    const int LINE = HALVES_CHUNKS * CHUNK, COPIED = PRODUCT_BLOCK / HALVES_CHUNKS;
+    const int LINE = HALVES_CHUNKS * CHUNK, COPIED = HALVES_PRODUCT_BLOCK / HALVES_CHUNKS;
     const int ROW_COPIES = (ROWS + COPIED - 1) / COPIED, OUTPUT_COPIES = HALVES_OUTPUTS / COPIED;
     alignas(16) SHARED uint16_t rows[HALVES_STAGES][ROWS * LINE], outputs[HALVES_STAGES][HALVES_OUTPUTS * LINE];
     // What this thread copies: one chunk of some lines of either tile.
@@ -252,7 +252,7 @@ template <int ROWS> DEVICE void mat_mul_halves(const MatMulHalvesArgs &args) {
     }
 }
 
-// grid: (n_out / HALVES_OUTPUTS, n_rows / rows of the tile, both rounded up), block: PRODUCT_BLOCK
+// grid: (n_out / HALVES_OUTPUTS, n_rows / rows of the tile, both rounded up), block: HALVES_PRODUCT_BLOCK
 KERNEL(mat_mul_halves_128, MatMulHalvesArgs) { mat_mul_halves<128>(args); }
 KERNEL(mat_mul_halves_64, MatMulHalvesArgs) { mat_mul_halves<64>(args); }
 KERNEL(mat_mul_halves_32, MatMulHalvesArgs) { mat_mul_halves<32>(args); }
@@ -331,7 +331,7 @@ template <int ROWS, bool GATED> DEVICE void experts_halves(const ExpertsHalvesAr
     }
 }
 
-// grid: (n_out / outputs of a tile, sum over pieces of count / rows of the tile, both rounded up), block: PRODUCT_BLOCK
+// grid: (n_out / outputs of a tile, sum over pieces of count / rows of the tile, both rounded up), block: HALVES_PRODUCT_BLOCK
 #define EXPERTS_HALVES(rows)                                                              \
     KERNEL(experts_gated_##rows, ExpertsHalvesArgs) { experts_halves<rows, true>(args); } \
     KERNEL(experts_halves_##rows, ExpertsHalvesArgs) { experts_halves<rows, false>(args); }

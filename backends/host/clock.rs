@@ -92,6 +92,8 @@ pub struct Cost {
     pub device_bytes: f64,
     /// Bytes read in place from host memory.
     pub link_bytes: f64,
+    /// Steps behind the first, where an operation joins several.
+    pub further_steps: f64,
 }
 
 impl Add for Cost {
@@ -104,6 +106,7 @@ impl Add for Cost {
             unpacked_weights: self.unpacked_weights + other.unpacked_weights,
             device_bytes: self.device_bytes + other.device_bytes,
             link_bytes: self.link_bytes + other.link_bytes,
+            further_steps: self.further_steps + other.further_steps + 1.0,
         }
     }
 }
@@ -160,12 +163,14 @@ impl Clock {
     pub fn operation(&mut self, from_s: f64, cost: Cost) -> f64 {
         let profile = &self.profile;
         let products_s = cost.linear_flop / profile.linear_flop_per_s + cost.attention_flop / profile.attention_flop_per_s;
-        let own_s = products_s.max(cost.device_bytes / profile.device_bytes_per_s).max(profile.shortest_operation_s);
+        let steps = 1.0 + cost.further_steps;
+        let own_s = products_s.max(cost.device_bytes / profile.device_bytes_per_s).max(steps * profile.shortest_operation_s);
+        let launches_s = steps * profile.launch_latency_s;
         let unpacking_s = cost.unpacked_weights / profile.unpacked_weights_per_s;
         let link_s = cost.link_bytes / profile.link_bytes_per_s;
         self.busy.to_device_s += link_s;
-        self.busy.operations_s += own_s + unpacking_s + profile.launch_latency_s;
-        (from_s + own_s + unpacking_s).max(self.to_device.book(from_s, link_s)) + profile.launch_latency_s
+        self.busy.operations_s += own_s + unpacking_s + launches_s;
+        (from_s + own_s + unpacking_s).max(self.to_device.book(from_s, link_s)) + launches_s
     }
 
     /// True where so many spans are booked that [`Clock::forget`] is worth its question.

@@ -44,7 +44,7 @@ static void dense(uint32_t n_rows, uint32_t n_out, uint32_t n_in) {
     DeviceBuffer<uint16_t> weights(w);
     DeviceBuffer<float> out((size_t)n_rows * n_out);
     MatMulHalvesArgs args = {rows.halves.at, weights.at, out.at, n_rows, n_out, n_in, n_out, 0, 0};
-    auto run = [&](int) { mat_mul_halves_128<<<dim3(up(n_out, HALVES_OUTPUTS), up(n_rows, 128)), PRODUCT_BLOCK>>>(args); };
+    auto run = [&](int) { mat_mul_halves_128<<<dim3(up(n_out, HALVES_OUTPUTS), up(n_rows, 128)), HALVES_PRODUCT_BLOCK>>>(args); };
     double seconds = median_seconds(run);
     std::vector<float> x = rows.floats.values(), found = out.values();
     SquaredError error;
@@ -74,7 +74,7 @@ static void experts(uint32_t n_pieces, uint32_t each, uint32_t n_embd, uint32_t 
     for (uint32_t at = 0; at < n_pieces; at++)
         args.pieces[at] = {at * each, each, at * each, at * up(each, 128)};
     uint32_t tiles = n_pieces * up(each, 128);
-    double gated_s = median_seconds([&](int) { experts_gated_128<<<dim3(up(n_ff, HALVES_OUTPUTS / 2), tiles), PRODUCT_BLOCK>>>(args); });
+    double gated_s = median_seconds([&](int) { experts_gated_128<<<dim3(up(n_ff, HALVES_OUTPUTS / 2), tiles), HALVES_PRODUCT_BLOCK>>>(args); });
     std::vector<float> x = input.floats.values(), found = activated.values();
     SquaredError error;
     for (int at = 0; at < 300; at++) {
@@ -86,7 +86,7 @@ static void experts(uint32_t n_pieces, uint32_t each, uint32_t n_embd, uint32_t 
     double quantise_s = median_seconds([&](int) { quantise_halves<<<n_pairs, HALVES_BLOCK>>>({activated.at, activated_rows.at, n_ff, 0}); });
     ExpertsHalvesArgs down = args;
     down.input = activated_rows.at, down.rows = nullptr, down.out = results.at, down.n_out = n_embd, down.n_in = n_ff;
-    double down_s = median_seconds([&](int) { experts_halves_128<<<dim3(up(n_embd, HALVES_OUTPUTS), tiles), PRODUCT_BLOCK>>>(down); });
+    double down_s = median_seconds([&](int) { experts_halves_128<<<dim3(up(n_embd, HALVES_OUTPUTS), tiles), HALVES_PRODUCT_BLOCK>>>(down); });
     double flop = 2.0 * n_pairs * n_embd * n_ff;
     std::printf("experts %u x %u rows, %u x %u: gated %.1f us, %.0f TFLOP/s, error %.1e; rows to halves %.1f us; down %.1f us, %.0f TFLOP/s\n",
                 n_pieces, each, n_embd, n_ff, gated_s * 1e6, 2 * flop / gated_s * 1e-12, error.normalised(), quantise_s * 1e6, down_s * 1e6,

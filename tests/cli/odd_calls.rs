@@ -169,7 +169,7 @@ fn a_pipe_is_written_and_not_replaced() {
 fn a_budget_that_nothing_fits_is_the_device_s_fault() {
     ebbtide(&format!("run -m {BARD} -p x --vram-mib 1")).refused(4, &["raise --vram-mib to"]);
     ebbtide(&format!("run -m {BARD} -p x --vram-mib 7 --ctx 2048 --expert-cache 64"))
-        .refused(4, &["--expert-cache 64", "lower --expert-cache to 17"]);
+        .refused(4, &["--expert-cache 64", "lower --expert-cache to 18"]);
 }
 
 #[test]
