@@ -43,7 +43,7 @@ pub struct ListenArgs {
     /// Names in the Host header to answer to, beside addresses and localhost
     #[arg(long, value_name = "NAME,...")]
     pub allow_host: Option<String>,
-    /// Origins of web pages that may ask, such as https://chat.example; * is all of them and needs a key
+    /// Origins of web pages that may ask, such as `https://chat.example`; * is all of them and needs a key
     #[arg(long, value_name = "ORIGIN,...")]
     pub cors_origin: Option<String>,
     /// Answers that may wait for the engine; more are refused

@@ -116,7 +116,7 @@ impl<W: Write> Channel<W> {
     }
 }
 
-/// Tells the server how far a start is, at most every [`PROGRESS_INTERVAL`].
+/// Tells the server how far a start is, at most every `PROGRESS_INTERVAL`.
 pub struct LoadProgress {
     told: Option<Instant>,
 }
